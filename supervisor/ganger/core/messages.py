@@ -1,0 +1,725 @@
+"""Everything that goes into the core and comes out of it, as frozen records.
+
+*Events* tell what happened (in the gang of processes, in the database, to the supervisor itself); *commands* say what
+is to be done. Nothing else crosses the border, so this file is the whole interface of the core, and the fake gang and
+fake database of the tests need to know no other.
+
+Times: ``Now`` has two clocks, in seconds. Limits run on ``mono`` (it stands still while the host is suspended), leases
+on ``boot`` (it does not). Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from uuid import UUID
+
+
+class Now(NamedTuple):
+    """One moment on the two clocks."""
+
+    mono: float
+    boot: float
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Things that several messages speak of
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A claimed job, as the database gave it. ``attempts`` already counts this run."""
+
+    job_id: UUID
+    run_id: UUID
+    claim_id: UUID
+    queue: str
+    job_type: str
+    payload: bytes  # JSON text, never decoded here
+    attempts: int
+    crashes: int = 0
+    losses: int = 0
+    enqueued_at: str = ""  # ISO 8601, passed on to the handler
+    process_at: str = ""
+    timeout: float | None = None  # None: what the job type or the supervisor says
+    grace: float | None = None
+    memory: int | None = None
+    shutdown: str | None = None
+    fresh: bool = False  # a crash in a reused child sent it back: only a child that ran nothing may run it
+    cancel: bool = False  # a cancel order was there when it was claimed
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits in force for one run: those of the job, else of its type, else of the supervisor."""
+
+    timeout: float | None
+    grace: float
+    memory: int | None
+    shutdown: str
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """What a retry strategy said: how many retries, and the delays between them in seconds (the last one repeats)."""
+
+    retries: int
+    delays: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TypeFacts:
+    """What a handler module declared for one job type, as far as the supervisor needs it."""
+
+    timeout: float | None = None
+    grace: float | None = None
+    memory: int | None = None
+    shutdown: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a child ended, as its warden's wait4 saw it, after everything it had started was gone too."""
+
+    exit_code: int | None = None
+    term_signal: int | None = None
+    cpu_s: float = 0.0  # the child and everything of it that was waited for
+    max_rss: int = 0  # bytes
+    leftovers: int = 0  # processes of the job that the warden had to kill
+    survivors: tuple[int, ...] = ()  # pids that SIGKILL did not end
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Events from the gang (a child is named by its slot and a number that is never used again)
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateReady:
+    """The template has loaded the handler module. ``job_types`` is None where a plain function takes every type."""
+
+    generation: int
+    job_types: Mapping[str, TypeFacts] | None = None
+    threads: tuple[str, ...] = ()  # names of threads that the import left running: a fork does not copy them
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFailed:
+    """The handler module did not load; ``error`` is the traceback or a sentence."""
+
+    generation: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateExited:
+    generation: int
+    how: str  # "exit code 1", "signal 9"
+
+
+@dataclass(frozen=True, slots=True)
+class WardenStarted:
+    slot: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WardenExited:
+    """The warden is gone, and the template has killed whatever it adopted from it."""
+
+    slot: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChildStarted:
+    """It was forked; ready comes when its start hooks are done."""
+
+    slot: str
+    child: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChildReady:
+    slot: str
+    child: int
+    job_types: Mapping[str, TypeFacts] | None = None  # told where the template imports nothing (start_method spawn)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildBootFailed:
+    """It could not be forked, or a start hook or (spawn) the import raised. ChildExited follows if it was forked."""
+
+    slot: str
+    child: int
+    error: str
+    forked: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    slot: str
+    child: int
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobReturned:
+    """The handler returned and its result can be stored. ``clean``: the child found itself as it was at its start."""
+
+    slot: str
+    child: int
+    nonce: int
+    result: bytes | None  # JSON text
+    wall_s: float
+    cpu_s: float
+    max_rss: int
+    clean: bool
+    worked_s: float  # seconds of all jobs that this child has run
+
+
+@dataclass(frozen=True, slots=True)
+class JobRaised:
+    """The handler raised, or what it returned cannot be stored (``reason`` says which), and the strategy was asked.
+
+    Also the answer to a post-mortem, where ``error`` tells of the death of another child.
+    """
+
+    slot: str
+    child: int
+    nonce: int
+    reason: str  # "exception", "bad-result", "unknown-job-type"
+    error: Mapping[str, Any]  # type, message, traceback
+    interrupted: bool  # an order of ours reached it, whatever it then raised
+    clean_interrupt: bool  # what came out of the handler was the interrupt itself
+    strategy: Strategy | None
+    strategy_error: Mapping[str, Any] | None
+    wall_s: float
+    cpu_s: float
+    max_rss: int
+    clean: bool
+    worked_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallbacksDone:
+    """failed_attempt and failed_job were called as asked; ``errors`` holds those that raised."""
+
+    slot: str
+    child: int
+    nonce: int
+    errors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildExited:
+    """The child and everything it left is gone; the warden has buried it."""
+
+    slot: str
+    child: int
+    exit: Exit
+
+
+@dataclass(frozen=True, slots=True)
+class ChildUnkillable:
+    """The warden killed for its whole bound and something is still there."""
+
+    slot: str
+    child: int
+    survivors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpared:
+    """An order to replace the child if it is idle found it in a run."""
+
+    slot: str
+    child: int
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Seen from outside, the run's tree computes or waits, since ``since`` (mono). Sent on each change."""
+
+    slot: str
+    child: int
+    nonce: int
+    computing: bool
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHeld:
+    """The run's tree holds more than its limit."""
+
+    slot: str
+    child: int
+    nonce: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """The child sent so much nonsense that nothing it says can be trusted."""
+
+    slot: str
+    child: int
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Events from the database
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A supervisor row is ours. ``sent`` is when the statement was sent (boot): trust counts from there."""
+
+    supervisor_id: int
+    sent: float
+    released: int = 0  # rows of our former registration that went back, uncounted
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The answer to one Claim. ``more``: a lane got all it asked for, so there may be more."""
+
+    claim_id: UUID
+    jobs: tuple[Job, ...]
+    lanes: tuple[int, ...]  # for each job, the index of the lane it was claimed for
+    more: tuple[bool, ...]  # for each lane
+    next_due: float | None  # seconds until the next scheduled row of our queues is due
+    horizon: int | None = None  # pg_snapshot_xmin before the claim, for the idle protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLost:
+    """No answer came: the rows may have been claimed or not. The next beat tells."""
+
+    claim_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An outcome is in the database ("stored"), its row was not ours any more ("refused"), or a cancel order turned a
+    retry or release into an archived cancellation ("cancelled"). ``late``: it was stored after an outage."""
+
+    run_id: UUID
+    how: str
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRow:
+    """A row that the database thinks we are running."""
+
+    job_id: UUID
+    run_id: UUID
+    claim_id: UUID | None
+    cancel: str | None = None  # the reason of a cancel order: "cancelled" or "killed"
+
+
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """The lease was renewed; ``rows`` is what the database thinks we run. ``rows`` None: our row is gone."""
+
+    sent: float  # boot
+    rows: tuple[HeldRow, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSupervisor:
+    """What is seen of another registration. ``vacant``: its lock was found on this host, and nobody holds it."""
+
+    supervisor_id: int
+    beat: int
+    lease_s: float
+    vacant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The look of each second: cancel orders on our runs, and the beats of the others."""
+
+    cancels: tuple[HeldRow, ...]
+    others: tuple[OtherSupervisor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A dead supervisor's rows went back to the queue; ``jobs`` were running, each now counts a loss."""
+
+    supervisor_id: int
+    jobs: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSaid:
+    """The queues are flagged idle. Transactions below ``horizon`` may not have seen it."""
+
+    horizon: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notified:
+    """Somebody enqueued while we were idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseLost:
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseBack:
+    seconds: float  # how long it was away
+
+
+@dataclass(frozen=True, slots=True)
+class PollFailed:
+    """A statement failed for another reason than a lost database."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deregistered:
+    pass
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Events of the supervisor itself
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Somebody asked to stop: "graceful" (as configured), "terminate" or "kill"."""
+
+    how: str = "graceful"
+
+
+@dataclass(frozen=True, slots=True)
+class StopNow:
+    """Give up: something of ours broke. Exit with 1 after everything is killed."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; the core's deadline has come."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Commands to the gang
+
+
+@dataclass(frozen=True, slots=True)
+class StartTemplate:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopTemplate:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartWarden:
+    slot: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopWarden:
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartChild:
+    slot: str
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendJob:
+    slot: str
+    child: int
+    nonce: int
+    job: Job
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class SendPostmortem:
+    """Ask strategy and callbacks about a job whose own child cannot be asked any more."""
+
+    slot: str
+    child: int
+    nonce: int
+    job: Job
+    limits: Limits
+    death: Mapping[str, Any]  # reason ("timeout", "memory", "crash", "lost", …) and its facts
+
+
+@dataclass(frozen=True, slots=True)
+class SendCallbacks:
+    """Answer to JobRaised: which callbacks to run."""
+
+    slot: str
+    child: int
+    nonce: int
+    names: tuple[str, ...]  # of "failed_attempt", "failed_job"
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The run has lasted long enough to be worth watching: title, memory, computing or blocked."""
+
+    slot: str
+    child: int
+    nonce: int
+    job: Job
+    limits: Limits
+    started: float  # mono
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """First rung: raise the exception of ``reason`` in the run, if the child is still in it."""
+
+    slot: str
+    child: int
+    nonce: int
+    reason: str  # one of ganger_child.page.ORDERS
+    grace: float
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Second rung: SIGTERM, then SIGCONT, to the child's group, if the child is still in the run."""
+
+    slot: str
+    child: int
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Third rung: the whole tree to a fixpoint. With a nonce only if the child is still in that run (RunSpared else,
+    with the nonce it is in, 0 for none)."""
+
+    slot: str
+    child: int
+    nonce: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceIdle:
+    """Kill the child unless it is in the run ``nonce`` (RunSpared then): it was sent a job and did not start it."""
+
+    slot: str
+    child: int
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """The child has nothing to do any more: it flushes and exits."""
+
+    slot: str
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Tell the wardens until when (boot) the lease can be trusted. Past it they kill by themselves."""
+
+    until: float
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Commands to the database
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    former: int | None  # the registration we lost: its rows go back uncounted if nobody took them
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """So many jobs, from these queues in this order."""
+
+    queues: tuple[str, ...]
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    claim_id: UUID
+    supervisor_id: int
+    lanes: tuple[Lane, ...]
+    job_types: tuple[str, ...] | None = None  # claim only these (unknown_job_type = leave)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """The job is over."""
+
+    job_id: UUID
+    run_id: UUID
+    status: str  # success, failure, cancelled
+    reason: str | None
+    facts: Mapping[str, Any]  # the columns of archived_job that tell of this run
+    result: bytes | None = None
+    crash: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Back to the queue, due in ``delay`` seconds; the attempt counts."""
+
+    job_id: UUID
+    run_id: UUID
+    delay: float
+    crash: int
+    entry: Mapping[str, Any]  # for the history
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Back to the queue at once with its due time, the attempt uncounted (or, with ``loss``, counted as lost)."""
+
+    job_id: UUID
+    run_id: UUID
+    reason: str  # shutdown, never-started, boot-failed, claim-lost, blame, lost
+    fresh: bool = False
+    interrupted: bool = False  # counts an interruption
+    loss: bool = False
+    entry: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    supervisor_id: int
+    phase: str
+    info: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    supervisor_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    supervisor_id: int
+    beat: int
+
+
+@dataclass(frozen=True, slots=True)
+class SayIdle:
+    queues: tuple[str, ...]
+    seconds: float  # how long the flag holds; 0 clears it
+
+
+@dataclass(frozen=True, slots=True)
+class Deregister:
+    supervisor_id: int
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Commands to the loop itself
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """An event for people and machines; names and wording in ``ganger.events``."""
+
+    name: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TitleChanged:
+    """What the supervisor's title shows: phase, running, slots, and running per lane."""
+
+    phase: str
+    running: int
+    slots: int
+    lanes: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PollingError:
+    """Ask on_polling_error whether to go on (once per outage)."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Everything is settled and gone: leave with this exit code."""
+
+    exit_code: int
+
+
+GangEvent = (
+    TemplateReady
+    | TemplateFailed
+    | TemplateExited
+    | WardenStarted
+    | WardenExited
+    | ChildStarted
+    | ChildReady
+    | ChildBootFailed
+    | JobStarted
+    | JobReturned
+    | JobRaised
+    | CallbacksDone
+    | ChildExited
+    | ChildUnkillable
+    | RunSpared
+    | Verdict
+    | MemoryHeld
+    | Garbage
+)
+DatabaseEvent = (
+    Registered
+    | Claimed
+    | ClaimLost
+    | Stored
+    | Beaten
+    | Looked
+    | Swept
+    | IdleSaid
+    | Notified
+    | DatabaseLost
+    | DatabaseBack
+    | PollFailed
+    | Deregistered
+)
+Event = GangEvent | DatabaseEvent | Stop | StopNow | Tick
+
+GangCommand = (
+    StartTemplate
+    | StopTemplate
+    | StartWarden
+    | StopWarden
+    | StartChild
+    | SendJob
+    | SendPostmortem
+    | SendCallbacks
+    | Watch
+    | Interrupt
+    | Terminate
+    | Kill
+    | ReplaceIdle
+    | Retire
+    | Trust
+)
+Outcome = Archive | Retry | Release
+DatabaseCommand = Register | Claim | Archive | Retry | Release | Beat | Look | Sweep | SayIdle | Deregister
+Command = GangCommand | DatabaseCommand | Emit | TitleChanged | PollingError | Finish
