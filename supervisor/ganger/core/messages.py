@@ -231,6 +231,14 @@ class ChildUnkillable:
 
 
 @dataclass(frozen=True, slots=True)
+class KillAcknowledged:
+    """The warden has begun to kill. Without this word soon, the warden itself is stopped or gone."""
+
+    slot: str
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunSpared:
     """An order to replace the child if it is idle found it in a run."""
 
@@ -525,6 +533,21 @@ class ReplaceIdle:
 
 
 @dataclass(frozen=True, slots=True)
+class ContinueWarden:
+    """It did not acknowledge a kill: perhaps it is stopped. SIGCONT."""
+
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillDirectly:
+    """Its warden is no help: SIGKILL child and warden through their pidfds; the template buries the rest."""
+
+    slot: str
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
 class Retire:
     """The child has nothing to do any more: it flushes and exits."""
 
@@ -681,6 +704,7 @@ GangEvent = (
     | CallbacksDone
     | ChildExited
     | ChildUnkillable
+    | KillAcknowledged
     | RunSpared
     | Verdict
     | MemoryHeld
@@ -717,6 +741,8 @@ GangCommand = (
     | Terminate
     | Kill
     | ReplaceIdle
+    | ContinueWarden
+    | KillDirectly
     | Retire
     | Trust
 )
