@@ -1,0 +1,427 @@
+"""What a supervisor can be told: one frozen dataclass, one line per setting, checked once.
+
+The same lines make the options of ``ganger run`` and their help, the ``GANGER_*`` variables and the keys of
+``ganger.toml``. Inside there are only seconds and bytes; "10m" and "512MiB" end here. Every ``ConfigError`` is a
+sentence that names the setting, what is wrong with it and what to do.
+
+This file may not open a connection, start a process or import a handler.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+SHUTDOWNS: Final = ("wait", "finish", "interrupt", "terminate")
+LONGEST: Final = 3650 * 86400.0  # seconds; more than this is a slip of the pen
+LARGEST: Final = 1 << 30  # bytes that a payload or a result may have
+MOST_SLOTS: Final = 4096
+
+_SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
+    name: 1 << shift
+    for shift, letter in ((10, "k"), (20, "m"), (30, "g"), (40, "t"))
+    for name in (letter, letter + "ib")
+}
+_QUANTITY: Final = re.compile(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+_FLAGS: Final = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+_REFERENCE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+class ConfigError(ValueError):
+    """A setting is wrong; the message is a sentence that names it."""
+
+
+class LaneConfig(NamedTuple):
+    """Slots that serve the same queues, in this order. Its slots are named ``<name>/1`` … ``<name>/<slots>``."""
+
+    name: str
+    queues: tuple[str, ...]
+    slots: int
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One reader per kind of value: (value, label) -> the value in seconds, bytes, … or ConfigError
+
+
+def seconds(value: object, label: str, *, low: float = 0.0, above: bool = False) -> float:
+    """Read a duration: a number of seconds, or text such as "90", "90s", "10m", "1h", "2d", "500ms"."""
+    number = _quantity(
+        value, label, _SECONDS, "a duration", 'a number of seconds, or text such as "90s", "10m" or "1h"'
+    )
+    if number < low or (above and number == low) or number > LONGEST:
+        least = f"more than {low:g}" if above else f"at least {low:g}"
+        raise ConfigError(f"{label} is {value!r}: give {least} and at most {LONGEST:.0f} seconds.")
+    return number
+
+
+def size(value: object, label: str, *, high: float = math.inf) -> int:
+    """Read a size: a number of bytes, or text such as "512MiB", "2GiB", "1GB" (K, M, G, T alone are binary too)."""
+    number = _quantity(value, label, _BYTES, "a size", 'a number of bytes, or text such as "512MiB" or "2GiB"')
+    if number < 1 or number > high or number != int(number):
+        bound = f" and at most {high:.0f}" if high < math.inf else ""
+        raise ConfigError(f"{label} is {value!r}: give a whole number of bytes, at least 1{bound}.")
+    return int(number)
+
+
+def _quantity(value: object, label: str, units: Mapping[str, float], kind: str, hint: str) -> float:
+    number = math.nan
+    if isinstance(value, str):
+        match = _QUANTITY.fullmatch(value.strip())
+        if match and match[2].lower() in units:
+            number = float(match[1]) * units[match[2].lower()]
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value) if abs(value) < 1e300 else math.inf
+    if not math.isfinite(number):
+        raise ConfigError(f"{label} is {value!r}, which is not {kind}: give {hint}.")
+    return number
+
+
+def whole(value: object, label: str, *, low: int, high: int) -> int:
+    """Read a whole number from ``low`` to ``high``."""
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", value, re.ASCII):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{label} is {value!r}: give a whole number from {low} to {high}.")
+    return value
+
+
+def flag(value: object, label: str) -> bool:
+    """Read a yes or no."""
+    if isinstance(value, str):
+        value = _FLAGS.get(value.strip().lower(), value)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{label} is {value!r}: give true or false.")
+    return value
+
+
+def word(value: object, label: str, *, words: Sequence[str]) -> str:
+    """Read one of several words."""
+    if not isinstance(value, str) or value not in words:
+        raise ConfigError(f"{label} is {value!r}: give one of {', '.join(words)}.{_suggestion(value, words)}")
+    return value
+
+
+def text(value: object, label: str, *, longest: int = 200) -> str:
+    """Read a name: not empty, printable, of a bounded length, without a space at its ends."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{label} is {value!r}: give text.")
+    if not value.strip() or value != value.strip():
+        raise ConfigError(f"{label} is {value!r}: give a name that is not empty and has no space at its ends.")
+    if not value.isprintable():  # control characters, NUL and lone surrogates
+        raise ConfigError(
+            f"{label} is {value!r}, which holds a control character or another unprintable one: leave it out."
+        )
+    if len(value.encode()) > longest:
+        raise ConfigError(f"{label} has {len(value.encode())} bytes: give at most {longest}.")
+    return value
+
+
+def reference(value: object, label: str) -> str:
+    """Read the name of something in a module: ``package.module:name``."""
+    value = text(value, label)
+    if not _REFERENCE.fullmatch(value):
+        raise ConfigError(f"{label} is {value!r}: give a module and a name in it, as in myapp.jobs:handlers.")
+    return value
+
+
+def database_url(value: object, label: str) -> str:
+    """Read a PostgreSQL URL or libpq's ``key=value`` words. What is wrong is told without showing the value."""
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{label} is empty: give a PostgreSQL URL, or leave it out.")
+    scheme, separator, _ = value.partition("://")
+    if separator and "=" not in scheme and scheme not in ("postgres", "postgresql"):
+        raise ConfigError(f"{label} begins with {scheme}://: give a URL that begins with postgresql://.")
+    if "\0" in value or not (separator or "=" in value):
+        raise ConfigError(f"{label} is neither a URL (postgresql://…) nor libpq's words (host=… dbname=…).")
+    return value
+
+
+def schema_name(value: object, label: str) -> str:
+    """Read the name of a schema."""
+    value = text(value, label, longest=63)
+    if value.startswith("pg_"):
+        raise ConfigError(f"{label} is {value!r}: PostgreSQL keeps names that begin with pg_ for itself; give another.")
+    return value
+
+
+def queue_list(value: object, label: str) -> str:
+    """Read the queues, as "a,b", "a=4,b=2", a list or a mapping; the result is text in one of the first two forms."""
+    if isinstance(value, Mapping):
+        value = ",".join(f"{_queue_name(name, label)}={slots}" for name, slots in value.items())
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        value = ",".join(_queue_name(name, label) for name in value)
+    if not isinstance(value, str):
+        raise ConfigError(f"{label} is {value!r}: give names such as a,b, or names with slots such as a=4,b=2.")
+    return ",".join(f"{name}={slots}" if slots else name for name, slots in _parse_queues(value, label))
+
+
+def _parse_queues(value: str, label: str) -> list[tuple[str, int | None]]:
+    parsed: list[tuple[str, int | None]] = []
+    for part in value.split(","):
+        name, equals, slots = part.partition("=")
+        count = (
+            whole(slots, f"the number of slots of queue {name.strip()!r} in {label}", low=1, high=MOST_SLOTS)
+            if equals
+            else None
+        )
+        parsed.append((_queue_name(name.strip(), label), count))
+    names = [name for name, _ in parsed]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ConfigError(f"{label} names the queue {min(twice)!r} twice: name each queue once.")
+    if len({count is None for _, count in parsed}) > 1:
+        raise ConfigError(f"{label} is {value!r}: give every queue its slots (a=4,b=2), or none of them (a,b).")
+    return parsed
+
+
+def _queue_name(value: object, label: str) -> str:
+    name = text(value, f"a queue in {label}")
+    if "," in name or "=" in name:
+        raise ConfigError(f"a queue in {label} is {name!r}: a name here can hold neither a comma nor an equals sign.")
+    return name
+
+
+def _callback(value: object, label: str) -> Callable[..., Any]:
+    if not callable(value):
+        raise ConfigError(f"{label} is {value!r}: give a function.")
+    return value
+
+
+def _suggestion(value: object, words: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(value), list(words), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The settings
+
+
+def _setting(default: Any, read: Callable[..., Any], help: str, *, short: str = "", **bounds: Any) -> Any:
+    """One setting: its default, the reader of its values, its help, a short flag, and the bounds for the reader."""
+    help = help.format(words=", ".join(bounds.get("words", ())))
+    shown = read is not database_url  # which may hold a password
+    return field(default=default, repr=shown, metadata={"read": read, "bounds": bounds, "help": help, "short": short})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything a supervisor can be told. Durations are seconds, sizes bytes; text such as "10m" or "512MiB" is read.
+
+    Raises ConfigError. ``None`` is "no limit" or "as said in the help".
+    """
+
+    target: str = field(metadata={"read": reference, "bounds": {}, "help": "The handlers, as in myapp.jobs:handlers."})
+    queues: str = _setting(
+        "default",
+        queue_list,
+        "Queues: a,b served in that order by shared slots, or a=4,b=2 with slots of their own.",
+        short="-q",
+    )
+    concurrency: int | None = _setting(
+        None, whole, "Shared slots (by default one per CPU this process may use).", short="-c", low=1, high=MOST_SLOTS
+    )
+    name: str | None = _setting(None, text, "Name of this supervisor in titles and status (by default host:pid).")
+    poll_interval: float = _setting(1.0, seconds, "Time between two polls, give or take 10 percent.", low=0.01)
+    lease: float = _setting(120.0, seconds, "How long the jobs of a silent supervisor stay its own.", low=2.0)
+    timeout: float | None = _setting(None, seconds, "Time limit of a job that has none of its own.", above=True)
+    grace: float = _setting(5.0, seconds, "Time between asking a job to stop and making it.")
+    memory: int | None = _setting(None, size, "Memory limit of a job, over all its processes.")
+    callback_timeout: float = _setting(
+        30.0, seconds, "Time limit of retry_strategy, failed_attempt and failed_job.", above=True
+    )
+    shutdown: str = _setting("wait", word, "What a shutdown does with running jobs: {words}.", words=SHUTDOWNS)
+    shutdown_timeout: float | None = _setting(None, seconds, "Time after which a shutdown terminates what still runs.")
+    recycle_after: float = _setting(
+        1.0, seconds, "A child is used again until it has worked so long; 0: a new one per job."
+    )
+    start_method: str = _setting("fork", word, "How a child is made: {words}.", words=("fork", "spawn"))
+    boot_timeout: float = _setting(60.0, seconds, "Time limit for loading the handlers.", above=True)
+    handler_mode: str = _setting(
+        "default",
+        word,
+        "How a plain function is called: default (job_type, payload) or advanced (job).",
+        words=("default", "advanced"),
+    )
+    retry_strategy: str | None = _setting(None, reference, "The function that says how to retry (module:function).")
+    failed_attempt: str | None = _setting(None, reference, "The function called after each failed attempt.")
+    failed_job: str | None = _setting(None, reference, "The function called when a job has failed for good.")
+    interrupt_after: float = _setting(
+        60.0, seconds, "At shutdown, a job that has begun to wait is interrupted after this."
+    )
+    unknown_job_type: str = _setting(
+        "fail",
+        word,
+        "What to do with a job type that has no handler: fail it, or leave it to others.",
+        words=("fail", "leave"),
+    )
+    max_crashes: int = _setting(3, whole, "A job that crashed its child so often fails for good.", low=1, high=1000)
+    max_losses: int = _setting(
+        5, whole, "A job that was lost with its supervisor so often fails for good.", low=1, high=1000
+    )
+    max_payload: int = _setting(16 << 20, size, "Largest payload, in JSON.", high=LARGEST)
+    max_result: int = _setting(1 << 20, size, "Largest result, in JSON.", high=LARGEST)
+    database_wait: float = _setting(30.0, seconds, "How long to wait for the database at the start.")
+    store_timeout: float = _setting(60.0, seconds, "How long to try to store the last outcomes at the end.")
+    nice: int = _setting(0, whole, "Niceness of the children.", low=-20, high=19)
+    keep_environ: bool = _setting(False, flag, "Keep /proc/PID/environ readable; process titles are shorter then.")
+    until_empty: bool = _setting(False, flag, "Stop when nothing is ready, running or waiting for a retry.")
+    log_format: str = _setting(
+        "console", word, "Events for people or for machines: {words}.", words=("console", "json")
+    )
+    log_level: str = _setting(
+        "info", word, "Least level of the events shown.", words=("debug", "info", "warning", "error")
+    )
+    database_url: str | None = _setting(
+        None, database_url, "PostgreSQL, as a URL or key=value words (else DATABASE_URL, PG*, the local one)."
+    )
+    schema: str = _setting("proletarian", schema_name, "Schema of the tables.")
+
+    # For embedding only; each runs in a thread of its own.
+    on_polling_error: Callable[[Exception], bool | None] | None = field(default=None, metadata={"read": _callback})
+    on_shutdown: Callable[[], object] | None = field(default=None, metadata={"read": _callback})
+    log: Callable[[str, Mapping[str, Any]], object] | None = field(default=None, metadata={"read": _callback})
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            object.__setattr__(self, setting.name, read(setting, getattr(self, setting.name), setting.name))
+        if "=" in self.queues and self.concurrency is not None:
+            raise ConfigError(
+                "concurrency and queues with slots of their own exclude each other: "
+                f"leave concurrency out, or the numbers in {self.queues!r}."
+            )
+        if self.lease < 2 * self.poll_interval:
+            raise ConfigError(
+                f"lease is {self.lease:g} s and poll_interval {self.poll_interval:g} s: "
+                "give a lease of at least twice the poll interval."
+            )
+
+    @cached_property
+    def lanes(self) -> tuple[LaneConfig, ...]:
+        """The lanes that the queues are served in: one with shared slots, or one per queue."""
+        parsed = _parse_queues(self.queues, "queues")
+        if parsed[0][1] is not None:
+            return tuple(LaneConfig(name, (name,), slots) for name, slots in parsed if slots)
+        names = tuple(name for name, _ in parsed)
+        return (LaneConfig(names[0] if len(names) == 1 else "any", names, self.concurrency or usable_cpus()),)
+
+
+OPTIONS: Final[dict[str, Field[Any]]] = {
+    setting.name: setting for setting in fields(Config) if "help" in setting.metadata
+}
+
+
+def read(setting: Field[Any], value: object, label: str) -> Any:
+    """Read one value of a setting. "none" is None where None is the default. Raises ConfigError naming ``label``."""
+    if setting.default is None and (value is None or (isinstance(value, str) and value.strip().lower() == "none")):
+        return None
+    return setting.metadata["read"](value, label, **setting.metadata.get("bounds", {}))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where settings come from
+
+
+def gather(options: Mapping[str, object], environ: Mapping[str, str], config_file: str | None = None) -> dict[str, Any]:
+    """Collect settings: option, else ``GANGER_*``, else file; what none of them names is left to the defaults.
+
+    Every value is read here, so that a mistake is told with the place where it stands. Raises ConfigError.
+    """
+    path, table = _file(config_file)
+    found: dict[str, Any] = {}
+    nearness: dict[str, int] = {}
+    for name, setting in OPTIONS.items():
+        flag_name = "TARGET" if name == "target" else f"--{name.replace('_', '-')}"
+        variable = f"GANGER_{name.upper()}"
+        places = (
+            (options.get(name), flag_name),
+            (environ.get(variable) or None, variable),
+            (table.get(name), f"{name} in {path}"),
+        )
+        for rank, (value, label) in enumerate(places):
+            if value is not None:
+                found[name], nearness[name] = read(setting, value, label), rank
+                break
+    # `-q a=4` on the command line stands above a concurrency in the file, and `-c 8` above the file's queues a=4,b=2.
+    if "=" in str(found.get("queues")) and nearness.get("concurrency", nearness["queues"]) != nearness["queues"]:
+        del found[max("queues", "concurrency", key=nearness.__getitem__)]
+    return found
+
+
+def _file(config_file: str | None) -> tuple[str, dict[str, Any]]:
+    """Find and read ``ganger.toml``, or ``[tool.ganger]`` of ``pyproject.toml``, in the current folder."""
+    candidates = [config_file] if config_file else ["ganger.toml", "pyproject.toml"]
+    path = next((path for path in candidates if Path(path).is_file()), None)
+    if path is None:
+        if config_file:
+            raise ConfigError(f"the configuration file {config_file} does not exist.")
+        return "", {}
+    import tomllib  # 30 ms that only a file costs
+
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the configuration file {path} cannot be read: {error}.") from error
+    table = content.get("tool", {}).get("ganger", {}) if Path(path).name == "pyproject.toml" else content
+    if not isinstance(table, dict):
+        raise ConfigError(f"tool.ganger in {path} is no table.")
+    table = {name.replace("-", "_"): value for name, value in table.items()}
+    for name in table:
+        if name not in OPTIONS:
+            raise ConfigError(f"{name} in {path} is no setting of ganger.{_suggestion(name, OPTIONS)}")
+    return path, table
+
+
+def usable_cpus() -> int:
+    """Count the CPUs this process may use: its affinity, and the quota of its control group (rounded up)."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([count, *(math.ceil(quota) for quota in _cpu_quotas())]))
+
+
+def _cpu_quotas(cgroups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> list[float]:
+    """Read the CPU quota of our control group and of those above it (version 2, then version 1)."""
+    quotas = []
+    try:
+        lines = [line.split(":", 2) for line in mine.read_text().splitlines()]
+    except OSError:
+        return []
+    for _, controllers, path in lines:
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = cgroups if not controllers else cgroups / "cpu"
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if root != folder and root not in folder.parents:
+                break
+            quota = _quota(folder, version_2=not controllers)
+            if quota:
+                quotas.append(quota)
+    return quotas
+
+
+def _quota(folder: Path, *, version_2: bool) -> float | None:
+    try:
+        if version_2:
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # no such file, or "max"
+        return None
