@@ -19,18 +19,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ganger_child import units
+
 SHUTDOWNS: Final = ("wait", "finish", "interrupt", "terminate")
 LONGEST: Final = 3650 * 86400.0  # seconds; more than this is a slip of the pen
 LARGEST: Final = 1 << 30  # bytes that a payload or a result may have
 MOST_SLOTS: Final = 4096
 
-_SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_BYTES: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
-    name: 1 << shift
-    for shift, letter in ((10, "k"), (20, "m"), (30, "g"), (40, "t"))
-    for name in (letter, letter + "ib")
-}
-_QUANTITY: Final = re.compile(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 _FLAGS: Final = {
     "1": True,
     "true": True,
@@ -61,35 +56,27 @@ class LaneConfig(NamedTuple):
 
 
 def seconds(value: object, label: str, *, low: float = 0.0, above: bool = False) -> float:
-    """Read a duration: a number of seconds, or text such as "90", "90s", "10m", "1h", "2d", "500ms"."""
-    number = _quantity(
-        value, label, _SECONDS, "a duration", 'a number of seconds, or text such as "90s", "10m" or "1h"'
-    )
+    """Read a duration: a number of seconds, or text such as "90", "90s", "10m", "1h"."""
+    try:
+        number = units.seconds(value, label)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if number < low or (above and number == low) or number > LONGEST:
         least = f"more than {low:g}" if above else f"at least {low:g}"
         raise ConfigError(f"{label} is {value!r}: give {least} and at most {LONGEST:.0f} seconds.")
     return number
 
 
-def size(value: object, label: str, *, high: float = math.inf) -> int:
-    """Read a size: a number of bytes, or text such as "512MiB", "2GiB", "1GB" (K, M, G, T alone are binary too)."""
-    number = _quantity(value, label, _BYTES, "a size", 'a number of bytes, or text such as "512MiB" or "2GiB"')
-    if number < 1 or number > high or number != int(number):
-        bound = f" and at most {high:.0f}" if high < math.inf else ""
-        raise ConfigError(f"{label} is {value!r}: give a whole number of bytes, at least 1{bound}.")
-    return int(number)
-
-
-def _quantity(value: object, label: str, units: Mapping[str, float], kind: str, hint: str) -> float:
-    number = math.nan
-    if isinstance(value, str):
-        match = _QUANTITY.fullmatch(value.strip())
-        if match and match[2].lower() in units:
-            number = float(match[1]) * units[match[2].lower()]
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        number = float(value) if abs(value) < 1e300 else math.inf
-    if not math.isfinite(number):
-        raise ConfigError(f"{label} is {value!r}, which is not {kind}: give {hint}.")
+def size(value: object, label: str, *, high: int | None = None) -> int:
+    """Read a size: a number of bytes, or text such as "512MiB" or "2GiB"."""
+    try:
+        number = units.size(value, label)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if number < 1 or (high is not None and number > high):
+        raise ConfigError(
+            f"{label} is {value!r}: give at least 1 byte{'' if high is None else f' and at most {high}'}."
+        )
     return number
 
 

@@ -62,7 +62,9 @@ EVENTS: Final[dict[str, Wording]] = {
     "job-out-of-memory": Wording("error", "{job}|attempt {attempt}|held {held}|limit {memory}"),
     "job-crashed": Wording("error", "{job}|attempt {attempt}|{term_signal}|exit code {exit_code}"),
     "job-lost": Wording("warning", "{job}|attempt {attempt}|({reason})"),
-    "retrying": Wording("info", "{job}|attempt {attempt} failed|again at {retry_at}|retries left {retries_left}"),
+    "retrying": Wording(
+        "info", "{job}|attempt {attempt} failed|again in {retry_in}|at {retry_at}|retries left {retries_left}"
+    ),
     "not-retrying": Wording("warning", "{job}|attempt {attempt} was the last|({reason})"),
     "retry-strategy-error": Wording("error", "{job}|{error}"),
     "failed-attempt-error": Wording("error", "{job}|{error}"),
@@ -72,11 +74,12 @@ EVENTS: Final[dict[str, Wording]] = {
     "child-exited": Wording("debug", "{slot}|pid {pid}|{term_signal}|exit code {exit_code}"),
     "ladder-step": Wording("warning", "{job}|{step}|on {slot}|({reason})"),
     "leftovers-killed": Wording("warning", "{job}|left {count} processes|on {slot}"),
-    "child-unkillable": Wording("error", "{job}|{slot}|survives SIGKILL: {survivors}"),
-    "boot-failed": Wording("error", "{target}|{slot}|{error}"),
+    "child-unkillable": Wording("error", "{job}|{slot}|survives SIGKILL: {pids}"),
+    "child-garbage": Wording("error", "{job}|{slot}|sends what is no message and is replaced"),
+    "boot-failed": Wording("error", "{slot}|{error}"),
     # the database
     "database-lost": Wording("error", "{error}"),
-    "database-back": Wording("info", "after {wall_s}"),
+    "database-back": Wording("info", "after {seconds}"),
     "job-worker-error": Wording("error", "{error}"),
     "lease-lost": Wording("error", "{error}"),
     "outcome-stored": Wording("info", "{job}|attempt {attempt}|{status}"),
@@ -86,7 +89,7 @@ _UNKNOWN: Final = Wording("info")
 
 # Keys that people are not shown unless a wording asks for them.
 _FOR_MACHINES: Final = frozenset({"supervisor_id", "run_id", "queue", "job_id", "job_type", "slot", "pid"})
-_SECONDS: Final = frozenset({"wall_s", "cpu_s", "timeout", "grace", "delay", "seconds"})
+_SECONDS: Final = frozenset({"wall_s", "cpu_s", "timeout", "grace", "retry_in", "seconds"})
 _SIZES: Final = frozenset({"max_rss", "memory", "held"})
 
 _COLOURS: Final = {
