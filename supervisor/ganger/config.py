@@ -288,11 +288,7 @@ class Config:
     def __post_init__(self) -> None:
         for setting in fields(self):
             object.__setattr__(self, setting.name, read(setting, getattr(self, setting.name), setting.name))
-        if "=" in self.queues and self.concurrency is not None:
-            raise ConfigError(
-                "concurrency and queues with slots of their own exclude each other: "
-                f"leave concurrency out, or the numbers in {self.queues!r}."
-            )
+        check_slots(self.queues, self.concurrency)
         if self.lease < 2 * self.poll_interval:
             raise ConfigError(
                 f"lease is {self.lease:g} s and poll_interval {self.poll_interval:g} s: "
@@ -307,6 +303,15 @@ class Config:
             return tuple(LaneConfig(name, (name,), slots) for name, slots in parsed if slots)
         names = tuple(name for name, _ in parsed)
         return (LaneConfig(names[0] if len(names) == 1 else "any", names, self.concurrency or usable_cpus()),)
+
+
+def check_slots(queues: object, concurrency: object) -> None:
+    """Refuse two words on the number of slots. Raises ConfigError."""
+    if "=" in str(queues) and concurrency is not None:
+        raise ConfigError(
+            "concurrency and queues with slots of their own exclude each other: "
+            f"leave concurrency out, or the numbers in {queues!r}."
+        )
 
 
 OPTIONS: Final[dict[str, Field[Any]]] = {
@@ -325,30 +330,36 @@ def read(setting: Field[Any], value: object, label: str) -> Any:
 # Where settings come from
 
 
-def gather(options: Mapping[str, object], environ: Mapping[str, str], config_file: str | None = None) -> dict[str, Any]:
-    """Collect settings: option, else ``GANGER_*``, else file; what none of them names is left to the defaults.
+def gather(
+    options: Mapping[str, object],
+    environ: Mapping[str, str],
+    config_file: str | None = None,
+    names: Iterable[str] = OPTIONS,
+) -> dict[str, Any]:
+    """Collect the settings ``names``: option, else ``GANGER_*``, else file; others are left to their defaults.
 
     Every value is read here, so that a mistake is told with the place where it stands. Raises ConfigError.
     """
     path, table = _file(config_file)
     found: dict[str, Any] = {}
     nearness: dict[str, int] = {}
-    for name, setting in OPTIONS.items():
-        flag_name = "TARGET" if name == "target" else f"--{name.replace('_', '-')}"
+    for name in names:
         variable = f"GANGER_{name.upper()}"
-        places = (
-            (options.get(name), flag_name),
-            (environ.get(variable) or None, variable),
-            (table.get(name), f"{name} in {path}"),
-        )
-        for rank, (value, label) in enumerate(places):
+        values = options.get(name), environ.get(variable) or None, table.get(name)
+        labels = option_name(name), variable, f"{name} in {path}"
+        for rank, (value, label) in enumerate(zip(values, labels, strict=True)):
             if value is not None:
-                found[name], nearness[name] = read(setting, value, label), rank
+                found[name], nearness[name] = read(OPTIONS[name], value, label), rank
                 break
     # `-q a=4` on the command line stands above a concurrency in the file, and `-c 8` above the file's queues a=4,b=2.
     if "=" in str(found.get("queues")) and nearness.get("concurrency", nearness["queues"]) != nearness["queues"]:
         del found[max("queues", "concurrency", key=nearness.__getitem__)]
     return found
+
+
+def option_name(name: str) -> str:
+    """How a setting is called on the command line."""
+    return "TARGET" if name == "target" else f"--{name.replace('_', '-')}"
 
 
 def _file(config_file: str | None) -> tuple[str, dict[str, Any]]:
