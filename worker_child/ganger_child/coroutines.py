@@ -1,0 +1,86 @@
+"""The event loop of a child, in which everything that is ``async def`` runs: handlers, hooks, strategies, callbacks.
+
+One loop for the child's life, so that what a ``child_start`` hook opened (a pool of connections) serves its jobs. The
+tasks that a job leaves behind are cancelled at its end, as ``asyncio.run`` does.
+
+This file may not be imported for its side effects: asyncio is imported when the first coroutine appears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from ganger_child.errors import JobInterrupted
+from ganger_child.interrupt import Interrupt
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+class Coroutines:
+    """Runs coroutines, one at a time, in the main thread."""
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+
+    def call(self, function: Callable[..., Any], *arguments: Any, keep_tasks: bool = False) -> Any:
+        """Call a function, and run what it returns to its end if that is a coroutine.
+
+        It runs in a copy of the context, so that a context variable set by one job is not seen by the next.
+        """
+        return self.call_interruptibly(None, function, *arguments, keep_tasks=keep_tasks)
+
+    def call_interruptibly(
+        self, interrupt: Interrupt | None, function: Callable[..., Any], *arguments: Any, keep_tasks: bool = False
+    ) -> Any:
+        """The same; an interrupt cancels the coroutine first, and leaves it as the interrupt's exception."""
+        context = copy_context()
+        value = context.run(function, *arguments)
+        if not isinstance(value, Coroutine):
+            return value
+        import asyncio
+
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        try:
+            return self._runner.run(_main(value, interrupt, keep_tasks), context=context)
+        except asyncio.CancelledError as cancelled:
+            if interrupt is not None and interrupt.raised is not None:
+                raise interrupt.raised from cancelled
+            raise
+        except JobInterrupted:  # raised hard, in the middle of the loop: let the tasks clean up, and begin anew
+            self.close()
+            raise
+        finally:
+            if interrupt is not None:
+                interrupt.cancel = None
+
+    def close(self) -> None:
+        """Cancel what is left in the loop and close it."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+
+
+async def _main(coroutine: Coroutine[Any, Any, Any], interrupt: Interrupt | None, keep_tasks: bool) -> Any:
+    import asyncio
+
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    before = asyncio.all_tasks()
+
+    def cancel() -> None:
+        if task is not None:
+            task.cancel()
+        loop.call_soon_threadsafe(lambda: None)  # the loop may be waiting: a signal alone does not wake it
+
+    if interrupt is not None:
+        interrupt.cancel = cancel
+    try:
+        return await coroutine
+    finally:
+        left = () if keep_tasks else asyncio.all_tasks() - before
+        for other in left:
+            other.cancel()
+        await asyncio.gather(*left, return_exceptions=True)

@@ -1,0 +1,215 @@
+"""The interrupt: an order to stop, raised as an exception in the handler, once, and only in the run it is meant for.
+
+The warden writes an order into the page (which run, which order, a serial number), then sends ``SIGNAL`` to the child
+only; without the signal an order is a wish that a handler may look for (``job.interrupted``, ``job.check()``). The
+signal's handler compares the run of the order with the run it is in, so an order that comes late hits nobody. It
+raises once for each serial: an exception that is raised again and again destroys the ``finally`` blocks it meets. It
+is raised anew without a new order only if Python dropped it (in a ``__del__`` or a weakref callback), which
+``sys.unraisablehook`` tells.
+
+SIGTERM comes from the warden half a second before the kill, or from anybody who signals every process by name. After
+an interrupt in the run it raises the exception once more; else, and for SIGINT, it does nothing. Those are Python
+handlers, not SIG_IGN, which the programs that a job starts would inherit.
+
+This file may not report anything: what an interrupted run means is decided in ``child`` and in the parent.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from _thread import start_new_thread
+from collections.abc import Callable, Mapping
+from threading import get_ident, main_thread
+from time import sleep
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ganger_child.errors import JobInterrupted, interruption
+from ganger_child.page import NOBODY, ORDER, ORDER_RUN, ORDER_SERIAL, ORDERS, RUN, Page
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+SIGNAL: Final = signal.SIGRTMIN + 7
+_REPEAT_AFTER: Final = 0.01  # seconds from a lost interrupt to the next: time to leave the __del__ that dropped it
+
+_signal = signal.signal
+_pthread_kill = signal.pthread_kill
+
+
+class Ended(NamedTuple):
+    """How a guarded call ended: it returned a value, or raised."""
+
+    value: Any
+    exception: BaseException | None
+
+
+class Interrupt:
+    """The orders for one run. ``armed`` only while the handler has control."""
+
+    def __init__(self, page: Page, nonce: int, limits: Mapping[str, Any]) -> None:
+        self._page = page
+        self._nonce = nonce
+        self._limits = limits
+        self._order: str | None = None
+        self._serial = 0  # of the order that was raised last; serials begin with 1
+        self._asked = False  # a signal came for this run
+        self._lost = False
+        self._sheltered = 0
+        self.armed = False
+        self.raised: JobInterrupted | None = None
+        self.cancel: Callable[[], None] | None = None  # set while a coroutine runs: how to cancel it
+
+    def begin(self) -> None:
+        """Enter the run: from here on orders for it are heard, and a kill for it finds it."""
+        self._page[RUN] = self._nonce
+
+    def end(self) -> None:
+        """Leave the run: what is ordered from now on is too late."""
+        self._look()
+        self._page[RUN] = NOBODY
+        self._nonce = NOBODY
+
+    @property
+    def order(self) -> str | None:
+        """The order given for this run, if any; what ends the job outright stands above a shutdown."""
+        self._look()
+        return self._order
+
+    def _look(self) -> None:
+        page = self._page
+        if self._nonce != NOBODY and page[ORDER_RUN] == self._nonce and self._order in (None, "shutdown"):
+            code = page[ORDER]
+            if 0 < code < len(ORDERS):
+                self._order = ORDERS[code]
+
+    def run(self, call: Callable[[], Any]) -> Ended:
+        """Call with the interrupt armed; afterwards it is disarmed, whatever happened."""
+        value: Any = None
+        exception: BaseException | None = None
+        returned = False
+        try:
+            try:
+                self.armed = True
+                self.deliver()  # an order that came before we were armed
+                value = call()
+                returned = True
+            finally:
+                self.armed = False
+        except BaseException as error:
+            self.armed = False  # an interrupt can still be raised on the way into the finally: it ends here
+            exception = None if returned else error
+        return Ended(value, exception)
+
+    def signalled(self) -> None:
+        """The signal came. An order that is only written down, without one, is for a handler that looks."""
+        self._asked = self._asked or self.order is not None
+        self.deliver()
+
+    def terminated(self) -> None:
+        """SIGTERM came: the last word before the kill if an order came before it, else somebody's mistake."""
+        self.deliver(again=True)
+
+    def deliver(self, *, again: bool = False) -> None:
+        """Raise the order that was signalled, if it was not raised yet (or ``again``), and it may be now."""
+        if not (self.armed and self._asked):
+            return
+        order = self.order
+        serial = self._page[ORDER_SERIAL]
+        if order is None or (order == "shutdown" and self._sheltered):
+            return
+        if serial == self._serial and not self._lost and not again:
+            return
+        first = self.raised is None
+        self._serial, self._lost = serial, False
+        self.raised = interruption(order, self._limits)
+        if first and self.cancel is not None:
+            self.cancel()  # a coroutine is cancelled first, and interrupted hard only the second time
+        else:
+            raise self.raised
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the handler is asked to stop. False once it has ended: callbacks have nothing to stop."""
+        return self.armed and self.order is not None
+
+    def check(self) -> None:
+        """Raise the standing order here and now; done in the main thread, the signal will not raise it again."""
+        order = self.order
+        if order is None or not self.armed:
+            return
+        exception = interruption(order, self._limits)
+        if _in_main_thread():
+            self._serial, self._lost, self.raised = self._page[ORDER_SERIAL], False, exception
+        raise exception
+
+    def lost(self) -> None:
+        """Python dropped the exception: raise it again, a moment later and from outside the code that dropped it."""
+        self._lost = True
+        start_new_thread(_signal_main_thread, (_REPEAT_AFTER,))
+
+    def __enter__(self) -> None:
+        """Begin a section that a shutdown does not interrupt. (No call in here: an interrupt could come between.)"""
+        self._sheltered += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._sheltered -= 1
+        if _in_main_thread():
+            self.deliver()
+        elif self._asked:
+            _signal_main_thread()
+
+
+class Signals:
+    """The child's signal handlers, and which run they serve at present."""
+
+    def __init__(self) -> None:
+        self.current: Interrupt | None = None
+        self.signalled = False  # a child that was signalled at all is never used again
+        self._inherited_hook: Callable[[UnraisableHookArgs], Any] = sys.unraisablehook
+
+    def install(self) -> None:
+        """Install the handlers: before any user code of the child, which may put others in their place."""
+        _signal(signal.SIGTERM, self._on_term)
+        _signal(signal.SIGINT, self._on_nothing)
+        self.install_order()
+        self._inherited_hook = sys.unraisablehook
+        sys.unraisablehook = self._on_unraisable
+
+    def install_order(self) -> None:
+        """Install the handler that is nobody else's."""
+        _signal(SIGNAL, self._on_order)
+
+    def _on_order(self, number: int, frame: FrameType | None) -> None:
+        self.signalled = True
+        if self.current is not None:
+            self.current.signalled()
+
+    def _on_term(self, number: int, frame: FrameType | None) -> None:
+        self.signalled = True
+        if self.current is not None:
+            self.current.terminated()
+
+    def _on_nothing(self, number: int, frame: FrameType | None) -> None:
+        self.signalled = True
+
+    def _on_unraisable(self, unraisable: UnraisableHookArgs) -> None:
+        current = self.current
+        if current is not None and current.raised is not None and unraisable.exc_value is current.raised:
+            current.lost()
+        else:
+            self._inherited_hook(unraisable)
+
+
+def _in_main_thread() -> bool:
+    return get_ident() == main_thread().ident
+
+
+def _signal_main_thread(delay: float = 0.0) -> None:
+    sleep(delay)
+    ident = main_thread().ident
+    if ident is not None:
+        _pthread_kill(ident, SIGNAL)

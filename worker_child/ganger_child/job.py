@@ -1,0 +1,97 @@
+"""The job as its handler sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from ganger_child.interrupt import Interrupt
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run of a job.
+
+    ``attempt`` counts this run too. ``timeout`` (seconds, None: no limit) and ``shutdown`` ("wait", "finish",
+    "interrupt" or "terminate") are those in force. The times are aware. ``payload`` is what ``loads`` made of it;
+    for strategy and callbacks of a job whose payload cannot be read, it is its text.
+    """
+
+    id: UUID
+    run_id: UUID
+    queue: str
+    type: str
+    payload: Any
+    attempt: int
+    enqueued_at: datetime
+    process_at: datetime
+    timeout: float | None = None
+    shutdown: str = "wait"
+    _interrupt: Interrupt | None = None
+
+    @property
+    def attempts(self) -> int:
+        """Proletarian's word for ``attempt``."""
+        return self.attempt
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the job is asked to stop. To stop early, raise (``check`` does); returning means finished."""
+        return self._interrupt is not None and self._interrupt.wanted
+
+    def check(self) -> None:
+        """Raise JobInterrupted (or the subclass that says why) if the job is asked to stop."""
+        if self._interrupt is not None:
+            self._interrupt.check()
+
+    def uninterruptible(self) -> AbstractContextManager[None]:
+        """``with job.uninterruptible():`` is a section that a shutdown waits for; its interrupt comes at the end.
+
+        For work that looks like waiting from outside (a GPU, a query, an upload). Limits and cancel orders are not
+        held up, nor is a shutdown that terminates, whose kill comes after ``grace``.
+        """
+        return self._interrupt if self._interrupt is not None else nullcontext()
+
+    @classmethod
+    def from_wire(
+        cls, facts: Mapping[str, Any], limits: Mapping[str, Any], payload: Any, interrupt: Interrupt | None
+    ) -> Job:
+        """Make it from the fields of a message."""
+        return cls(
+            id=UUID(facts["job_id"]),
+            run_id=UUID(facts["run_id"]),
+            queue=facts["queue"],
+            type=facts["job_type"],
+            payload=payload,
+            attempt=facts["attempts"],
+            enqueued_at=_time(facts.get("enqueued_at")),
+            process_at=_time(facts.get("process_at")),
+            timeout=limits.get("timeout"),
+            shutdown=limits.get("shutdown") or "wait",
+            _interrupt=interrupt,
+        )
+
+
+_current: Job | None = None
+
+
+def current_job() -> Job | None:
+    """The job that this process is running (its strategy and callbacks included), or None."""
+    return _current
+
+
+def set_current(job: Job | None) -> None:
+    """Say which job runs from here on."""
+    global _current
+    _current = job
+
+
+def _time(text: str | None) -> datetime:
+    if not text:
+        return datetime.now(UTC)
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
