@@ -33,9 +33,13 @@ FLOOR = {name: number for number, names in enumerate(reversed(FLOORS)) for name 
 
 # What of the child's side the parent's side may import, and which of its files may: none of it runs a handler.
 SHARED = {
+    "guard": {"gang"},
+    "launch": {"gang"},
     "options": {"supervisor", "gang"},
     "page": {"gang"},
     "titles": {"supervisor", "loop", "gang"},
+    "tree": {"gang"},
+    "trust": {"gang"},
     "units": set(FLOOR),
     "wire": {"gang"},
 }

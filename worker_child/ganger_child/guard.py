@@ -16,7 +16,6 @@ from contextlib import suppress
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from os import (
     O_CLOEXEC,
-    O_RDONLY,
     O_RDWR,
     _exit,
     close,
@@ -39,13 +38,16 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _SIGNAL: Final = signal.signal
 _ALL_SIGNALS: Final = frozenset(signal.valid_signals())
-_UNCATCHABLE: Final = frozenset({signal.SIGKILL, signal.SIGSTOP})
+# Not ours to set, or (faults of the process itself) perhaps taken by a faulthandler that the user's module enabled.
+_LEFT_ALONE: Final = frozenset(
+    {signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+)
 # Python itself ignores these at its start, and programs rely on the exceptions they get instead.
 _IGNORED_BY_PYTHON: Final = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
-_prctl.argtypes = [ctypes.c_int] + 4 * [ctypes.c_ulong]
+_prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 
 
 def _control(option: int, argument: int) -> None:
@@ -83,7 +85,7 @@ def adopt_orphans() -> None:
 def default_signals() -> None:
     """Give every signal the disposition it has in a freshly started Python, and unblock all of them."""
     signal.set_wakeup_fd(-1)
-    for signum in _ALL_SIGNALS - _UNCATCHABLE:
+    for signum in _ALL_SIGNALS - _LEFT_ALONE:
         with suppress(OSError, ValueError):  # the C library keeps some real-time signals for itself
             _SIGNAL(signum, signal.SIG_IGN if signum in _IGNORED_BY_PYTHON else signal.SIG_DFL)
     _SIGNAL(signal.SIGINT, signal.default_int_handler)
@@ -121,22 +123,11 @@ def move_fd_high(fd: int) -> int:
     return moved
 
 
-def open_fds() -> list[int]:
-    """The numbers of all open descriptors."""
-    own = os_open("/proc/self/fd", O_RDONLY | O_CLOEXEC)
-    try:
-        return [number for number in map(int, listdir(own)) if number != own]
-    finally:
-        close(own)
-
-
 def close_fds_except(keep: Iterable[int]) -> None:
     """Close every descriptor above 2 that is not in ``keep``."""
-    kept = set(keep)
-    for number in open_fds():
-        if number > 2 and number not in kept:
-            with suppress(OSError):
-                close(number)
+    for number in {int(name) for name in listdir("/proc/self/fd")}.difference(keep, (0, 1, 2)):
+        with suppress(OSError):  # the one that the listing itself used
+            close(number)
 
 
 def empty_stdin() -> None:

@@ -1,0 +1,897 @@
+"""The gang: template, wardens and children as seen from the parent. It carries out commands and tells events.
+
+It is driven by the loop: it registers descriptors in the loop's selector, each with a function to call when it is
+ready, and never waits itself. A child's messages are taken from the child alone (the kernel vouches for the sender)
+and from nobody's word but the warden's that it has ended. What a job printed comes out before its last event.
+
+It decides nothing, never decodes a payload or a result, and signals processes only through descriptors that their own
+parent has handed over.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from math import isfinite
+from select import POLLIN, poll
+from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
+from time import monotonic
+from typing import Any, Final
+from uuid import UUID
+
+from ganger.core import messages as m
+from ganger_child import guard, launch, tree
+from ganger_child.options import Options
+from ganger_child.trust import TrustWriter
+from ganger_child.wire import Channel, Message, pair
+
+READ_AT_ONCE: Final = 16 * 1024  # bytes of output per visit: a child that prints without end gets its turn, no more
+PIPE_HOLDS: Final = 1 << 20  # the most that the kernel lets a pipe hold, so the most to drain before a last event
+LINE: Final = 8 * 1024  # bytes; longer lines are cut into pieces
+RESULT_SLACK: Final = 64 * 1024  # bytes that a message may have beside its result
+TOO_MUCH_GARBAGE: Final = 100
+LONGEST_TYPE: Final = 200  # characters of a job type that a process title can use
+_CLOSE_BOUND: Final = 2.0  # seconds until what should be gone at the end is killed
+_BURY_BOUND: Final = 0.25  # seconds that the loop may stand still when template and warden are both dead
+
+
+@dataclass(frozen=True, slots=True)
+class GangSettings:
+    """``incarnation`` names this run of the supervisor: every process below carries it in GANGER_COOKIE."""
+
+    options: Options
+    incarnation: UUID
+    lock_fd: int | None = None  # of the incarnation's lock file; passed on, closed by its owner
+    adopt: bool = False  # be a subreaper: only where every process below this one is ours (``ganger run``)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One line that a child printed, or a piece of a long one. The job is None between jobs."""
+
+    slot: str
+    child: int
+    job_id: UUID | None
+    job_type: str | None
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class _Template:
+    generation: int
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    channel: Channel
+    ready: bool = False
+    asked_to_stop: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    number: int
+    wire: Channel
+    output: int  # -1 when it is closed
+    pid: int = 0
+    pidfd: int = -1
+    jobs: dict[int, m.Job] = field(default_factory=dict)  # sent and not over, by nonce
+    current: m.Job | None = None  # whose output this is
+    partial: bytes = b""  # a line without its end
+    garbage: int = 0
+    gone: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Warden:
+    slot: str
+    template: _Template | None
+    channel: Channel
+    queue: deque[tuple[str, dict[str, Any], tuple[int, ...]]] = field(default_factory=deque)
+    pid: int = 0
+    pidfd: int = -1
+    child: _Child | None = None
+    hung_up: bool = False
+    gone: bool = False
+
+
+class Gang:
+    """Everything below the supervisor.
+
+    ``post`` takes the events (also from inside ``do``), ``output`` the lines that children print. Everything happens
+    in the thread that calls ``do`` and the registered functions; it has to live as long as the gang, because the
+    template dies with the thread that started it.
+    """
+
+    def __init__(
+        self,
+        settings: GangSettings,
+        selector: BaseSelector,
+        post: Callable[[m.GangEvent], None],
+        output: Callable[[Output], None],
+    ) -> None:
+        self._settings = settings
+        self._selector = selector
+        self._post = post
+        self._output = output
+        self._templates: dict[int, _Template] = {}
+        self._wardens: dict[str, _Warden] = {}
+        self._strange_zombies: set[int] = set()
+        self._lifeline, self._lifeline_end = os.pipe2(os.O_CLOEXEC)
+        self._self = os.pidfd_open(os.getpid())
+        self._trust = TrustWriter()
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, no exit status would ever be known
+        if settings.adopt:
+            guard.adopt_orphans()
+        self._commands: dict[type[m.GangCommand], Callable[[Any], None]] = {
+            m.StartTemplate: self._start_template,
+            m.StopTemplate: self._stop_template,
+            m.StartWarden: self._start_warden,
+            m.StopWarden: self._stop_warden,
+            m.StartChild: self._start_child,
+            m.SendJob: self._send_job,
+            m.SendPostmortem: self._send_postmortem,
+            m.SendCallbacks: self._send_callbacks,
+            m.Watch: self._watch,
+            m.Interrupt: self._interrupt,
+            m.Terminate: self._terminate,
+            m.Kill: self._kill,
+            m.ReplaceIdle: self._replace_idle,
+            m.ContinueWarden: self._continue_warden,
+            m.KillDirectly: self._kill_directly,
+            m.Retire: self._retire,
+            m.Trust: self._set_trust,
+        }
+        self._words_of_template: dict[str, Callable[[_Template, Message], None]] = {
+            "ready": self._template_ready,
+            "boot-error": self._boot_error,
+            "warden-started": self._warden_started,
+            "warden-failed": self._warden_failed,
+            "warden-exited": self._warden_exited,
+        }
+        self._words_of_warden: dict[str, Callable[[_Warden, _Child, Message], None]] = {
+            "child-started": self._child_started,
+            "fork-failed": self._fork_failed,
+            "child-exited": self._child_exited,
+            "unkillable": self._unkillable,
+            "spared": self._spared,
+            "kill-acknowledged": self._kill_acknowledged,
+            "verdict": self._verdict,
+            "memory": self._memory,
+        }
+        self._words_of_child: dict[str, Callable[[_Warden, _Child, Message], None]] = {
+            "ready": self._child_ready,
+            "boot-error": self._child_boot_error,
+            "started": self._job_started,
+            "returned": self._job_returned,
+            "raised": self._job_raised,
+            "callbacks-done": self._callbacks_done,
+        }
+
+    def do(self, command: m.GangCommand) -> None:
+        """Carry out one command. Never blocks; what it names and is not there any more is passed over."""
+        self._commands[type(command)](command)
+
+    def reap(self) -> None:
+        """Wait for strangers that ended here. To be called now and then; does something as PID 1 only.
+
+        One that is waited for by somebody else in this process (``subprocess``) has time from one call to the next.
+        """
+        if os.getpid() != 1:
+            return
+        zombies = {pid for pid in tree.children(1) if (seen := tree.stat(pid)) and seen.state == "Z"}
+        for pid in zombies & self._strange_zombies - self._known_pids():
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._strange_zombies = zombies
+
+    def close(self) -> None:
+        """End everything that is left and let go of every descriptor. Takes up to two seconds."""
+        os.close(self._lifeline_end)
+        for template in list(self._templates.values()):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(template.pidfd, signal.SIGKILL)
+            template.process.wait()
+            self._forget_template(template)
+        self._await_wardens()
+        for warden in list(self._wardens.values()):
+            self._forget_warden(warden)
+        os.close(self._lifeline)
+        os.close(self._self)
+        self._trust.close()
+
+    def _await_wardens(self) -> None:
+        """They have seen the lifeline's end and bury their trees. Who does not is killed, and its child too."""
+        deadline = monotonic() + _CLOSE_BOUND
+        for warden in self._wardens.values():
+            _signal(warden.pidfd, signal.SIGCONT)
+        for warden in self._wardens.values():
+            if warden.pidfd >= 0 and not _has_ended(warden.pidfd, deadline - monotonic()):
+                if warden.child is not None:
+                    _signal(warden.child.pidfd, signal.SIGKILL)
+                _signal(warden.pidfd, signal.SIGKILL)
+                _has_ended(warden.pidfd, 1.0)
+            _wait_for(warden)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Templates
+
+    def _start_template(self, command: m.StartTemplate) -> None:
+        ours, theirs = pair()
+        try:
+            process = self._exec_template(theirs.fileno())
+            pidfd = os.pidfd_open(process.pid)
+        except OSError as error:
+            ours.close()
+            self._post(m.TemplateFailed(command.generation, f"the template could not be started: {error}"))
+            self._post(m.TemplateExited(command.generation, "not started"))
+            return
+        finally:
+            theirs.close()
+        template = _Template(command.generation, process, pidfd, Channel(ours))
+        self._templates[command.generation] = template
+        self._listen(ours.fileno(), partial(self._on_template, template))
+        self._listen(pidfd, partial(self._on_template_exit, template))
+        template.channel.send("boot", **self._settings.options.to_json())
+
+    def _exec_template(self, control: int) -> subprocess.Popen[bytes]:
+        given = {
+            "control": control,
+            "lifeline": self._lifeline,
+            "supervisor": self._self,
+            "trust": self._trust.reading_end,
+            "lock": self._settings.lock_fd,
+        }
+        return subprocess.Popen(
+            launch.command("template", parent=os.getpid(), **given),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[fd for fd in given.values() if fd is not None],
+            env=self._environment(),
+            start_new_session=True,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        """One core for each job: libraries that would start a thread for every core are told not to."""
+        cookie = str(self._settings.incarnation)
+        environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ, "GANGER_COOKIE": cookie}
+        if self._settings.options.keep_environ:
+            environment["SPT_NOENV"] = "1"
+        return environment
+
+    def _stop_template(self, command: m.StopTemplate) -> None:
+        """Ask it to go. One that is still importing cannot hear, and one that was asked before does not: killed."""
+        template = self._templates.get(command.generation)
+        if template is None:
+            return
+        if template.ready and not template.asked_to_stop and template.channel.send("stop"):
+            template.asked_to_stop = True
+            _signal(template.pidfd, signal.SIGCONT)
+        else:
+            _signal(template.pidfd, signal.SIGKILL)
+
+    def _on_template(self, template: _Template) -> None:
+        if self._templates.get(template.generation) is not template:
+            return
+        received = template.channel.receive()
+        for word in received.messages:
+            handle = self._words_of_template.get(word.op)
+            try:
+                if handle is not None:
+                    handle(template, word)
+            except (KeyError, TypeError, ValueError):
+                pass  # the module that it imports can write here too
+            finally:
+                word.close()
+        if received.closed:
+            self._deafen(template.channel.fileno())
+
+    def _template_ready(self, template: _Template, word: Message) -> None:
+        template.ready = True
+        threads = tuple(str(name) for name in word["threads"])
+        self._post(m.TemplateReady(template.generation, _job_types(word["job_types"]), threads))
+
+    def _boot_error(self, template: _Template, word: Message) -> None:
+        self._post(m.TemplateFailed(template.generation, str(word["error"])))
+
+    def _on_template_exit(self, template: _Template) -> None:
+        """It is gone, its wardens are not: from now on each one's own descriptor tells of its end."""
+        if self._templates.get(template.generation) is not template:
+            return
+        self._on_template(template)
+        how = _how(template.process.wait())
+        self._forget_template(template)
+        self._post(m.TemplateExited(template.generation, how))
+        for warden in [warden for warden in self._wardens.values() if warden.template is template]:
+            warden.template = None
+            if warden.pidfd >= 0:
+                self._listen(warden.pidfd, partial(self._on_warden_exit, warden))
+            else:  # not started, or it hears that our end of its socket is closed
+                self._end_warden(warden, "its template ended")
+
+    def _forget_template(self, template: _Template) -> None:
+        self._deafen(template.channel.fileno())
+        self._deafen(template.pidfd)
+        template.channel.close()
+        os.close(template.pidfd)
+        del self._templates[template.generation]
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Wardens
+
+    def _start_warden(self, command: m.StartWarden) -> None:
+        template = self._templates.get(command.generation)
+        ours, theirs = pair()
+        warden = _Warden(command.slot, template, Channel(ours))
+        try:
+            if template is None or not template.channel.send("warden", fds=[theirs.fileno()], slot=command.slot):
+                ours.close()
+                self._post(m.WardenExited(command.slot, "there is no template to fork it"))
+                return
+        finally:
+            theirs.close()
+        self._wardens[command.slot] = warden
+        self._listen(ours.fileno(), partial(self._on_warden, warden))
+
+    def _stop_warden(self, command: m.StopWarden) -> None:
+        warden = self._wardens.get(command.slot)
+        if warden is not None:
+            self._order(warden, "stop")
+
+    def _order(self, warden: _Warden, op: str, *fds: int, **fields: Any) -> None:
+        """Send an order, or keep it until the warden reads again. Takes the descriptors."""
+        if not warden.hung_up and (warden.queue or not warden.channel.send(op, fds=fds, **fields)):
+            warden.queue.append((op, fields, fds))
+            self._selector.modify(warden.channel, EVENT_READ | EVENT_WRITE, partial(self._on_warden, warden))
+            return
+        for fd in fds:
+            os.close(fd)
+
+    def _flush(self, warden: _Warden) -> None:
+        while warden.queue:
+            op, fields, fds = warden.queue[0]
+            if not warden.channel.send(op, fds=fds, **fields):
+                return
+            warden.queue.popleft()
+            for fd in fds:
+                os.close(fd)
+        self._selector.modify(warden.channel, EVENT_READ, partial(self._on_warden, warden))
+
+    def _on_warden(self, warden: _Warden) -> None:
+        if warden.gone or warden.hung_up:
+            return
+        received = warden.channel.receive()
+        for word in received.messages:
+            child, handle = warden.child, self._words_of_warden.get(word.op)
+            try:
+                if child is not None and handle is not None and word["child"] == child.number:
+                    handle(warden, child, word)
+            except (KeyError, TypeError, ValueError):
+                pass
+            finally:
+                word.close()
+        if received.closed:
+            warden.hung_up = True
+            self._deafen(warden.channel.fileno())
+            self._drop_queue(warden)
+        elif warden.queue:
+            self._flush(warden)
+
+    def _warden_started(self, template: _Template, word: Message) -> None:
+        warden = self._wardens.get(word["slot"])
+        if warden is None or warden.template is not template or warden.pidfd >= 0:
+            return
+        (pidfd,) = word.fds
+        warden.pid, warden.pidfd = int(word["pid"]), os.dup(pidfd)
+        self._post(m.WardenStarted(warden.slot, warden.pid))
+
+    def _warden_failed(self, template: _Template, word: Message) -> None:
+        warden = self._wardens.get(word["slot"])
+        if warden is not None and warden.template is template:
+            self._end_warden(warden, f"it could not be forked: {word['error']}")
+
+    def _warden_exited(self, template: _Template, word: Message) -> None:
+        warden = self._wardens.get(word["slot"])
+        if warden is not None and warden.template is template and warden.pid == word["pid"]:
+            self._end_warden(warden, str(word["how"]))
+
+    def _on_warden_exit(self, warden: _Warden) -> None:
+        """A warden ended whose template is gone."""
+        if warden.gone:
+            return
+        how = _wait_for(warden)
+        self._bury_adopted()
+        self._end_warden(warden, how)
+
+    def _bury_adopted(self) -> None:
+        """Kill what came to us because its warden and its template are both dead, if it carries our cookie."""
+        if not self._settings.adopt:
+            return
+        me = os.getpid()
+        known = self._known_pids()
+        mark = str(self._settings.incarnation)
+        ours = {pid for pid in tree.children(me) if pid not in known and _carries(pid, mark)}
+
+        def reap() -> bool:
+            for pid in ours:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            ours.update(pid for pid in tree.children(me) if pid not in known and _carries(pid, mark))
+            return not ours & set(tree.children(me))
+
+        tree.end_all(reap, _BURY_BOUND, spare={pid for pid in tree.children(me) if pid not in ours})
+
+    def _known_pids(self) -> set[int]:
+        templates = {template.process.pid for template in self._templates.values()}
+        return templates | {warden.pid for warden in self._wardens.values()}
+
+    def _end_warden(self, warden: _Warden, how: str) -> None:
+        """Tell of its end, after the last words of the two."""
+        self._on_warden(warden)
+        if warden.child is not None:
+            self._last_words(warden, warden.child)
+        self._forget_warden(warden)
+        self._post(m.WardenExited(warden.slot, how))
+
+    def _forget_warden(self, warden: _Warden) -> None:
+        warden.gone = True
+        if warden.child is not None:
+            self._forget_child(warden)
+        self._drop_queue(warden)
+        self._deafen(warden.channel.fileno())
+        warden.channel.close()
+        if warden.pidfd >= 0:
+            self._deafen(warden.pidfd)
+            os.close(warden.pidfd)
+        if self._wardens.get(warden.slot) is warden:
+            del self._wardens[warden.slot]
+
+    def _drop_queue(self, warden: _Warden) -> None:
+        for _, _, fds in warden.queue:
+            for fd in fds:
+                os.close(fd)
+        warden.queue.clear()
+
+    def _continue_warden(self, command: m.ContinueWarden) -> None:
+        warden = self._wardens.get(command.slot)
+        if warden is not None:
+            _signal(warden.pidfd, signal.SIGCONT)
+
+    def _kill_directly(self, command: m.KillDirectly) -> None:
+        warden, child = self._find(command.slot, command.child)
+        if child is not None:
+            _signal(child.pidfd, signal.SIGKILL)
+        if warden is not None:
+            _signal(warden.pidfd, signal.SIGKILL)
+            if warden.template is not None:
+                _signal(warden.template.pidfd, signal.SIGCONT)  # it has to bury, and may be stopped too
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Children: orders
+
+    def _find(self, slot: str, number: int) -> tuple[_Warden | None, _Child | None]:
+        warden = self._wardens.get(slot)
+        child = warden.child if warden is not None else None
+        return warden, child if child is not None and child.number == number else None
+
+    def _tell_warden(self, slot: str, number: int, op: str, **fields: Any) -> None:
+        warden, child = self._find(slot, number)
+        if warden is not None and child is not None:
+            self._order(warden, op, child=number, **fields)
+
+    def _start_child(self, command: m.StartChild) -> None:
+        warden = self._wardens.get(command.slot)
+        if warden is None:
+            return  # its end is told already
+        try:
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+            ours, theirs = pair()
+        except OSError as error:
+            self._post(m.ChildBootFailed(command.slot, command.child, f"no descriptors for it: {error}", forked=False))
+            return
+        os.set_blocking(reading, False)
+        limit = self._settings.options.max_result + RESULT_SLACK
+        warden.child = _Child(command.child, Channel(ours, body_limit=limit, credentials=True), reading)
+        self._order(warden, "fork", theirs.detach(), writing, child=command.child)
+
+    def _send_job(self, command: m.SendJob) -> None:
+        _, child = self._find(command.slot, command.child)
+        if child is not None:
+            child.jobs[command.nonce] = command.job
+            child.wire.send("run", command.job.payload, **_run(command))
+
+    def _send_postmortem(self, command: m.SendPostmortem) -> None:
+        _, child = self._find(command.slot, command.child)
+        if child is not None:
+            child.jobs[command.nonce] = command.job
+            child.wire.send("postmortem", command.job.payload, **_run(command), death=dict(command.death))
+
+    def _send_callbacks(self, command: m.SendCallbacks) -> None:
+        _, child = self._find(command.slot, command.child)
+        if child is not None:
+            child.wire.send("callbacks", nonce=command.nonce, names=command.names)
+
+    def _retire(self, command: m.Retire) -> None:
+        _, child = self._find(command.slot, command.child)
+        if child is not None:
+            child.wire.send("retire")
+
+    def _watch(self, command: m.Watch) -> None:
+        self._tell_warden(
+            command.slot,
+            command.child,
+            "watch",
+            nonce=command.nonce,
+            job_type=command.job.job_type[:LONGEST_TYPE],
+            job_id=str(command.job.job_id),
+            attempt=command.job.attempts,
+            limit=command.limits.timeout,
+            memory=command.limits.memory,
+            started=command.started,
+        )
+
+    def _interrupt(self, command: m.Interrupt) -> None:
+        order = {"nonce": command.nonce, "reason": command.reason, "signal": command.signal}
+        self._tell_warden(command.slot, command.child, "interrupt", **order)
+
+    def _terminate(self, command: m.Terminate) -> None:
+        self._tell_warden(command.slot, command.child, "terminate", nonce=command.nonce)
+
+    def _kill(self, command: m.Kill) -> None:
+        self._tell_warden(command.slot, command.child, "kill", nonce=command.nonce)
+
+    def _replace_idle(self, command: m.ReplaceIdle) -> None:
+        self._tell_warden(command.slot, command.child, "replace-idle", nonce=command.nonce)
+
+    def _set_trust(self, command: m.Trust) -> None:
+        self._trust.until(command.until)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Children: what their warden says
+
+    def _child_started(self, warden: _Warden, child: _Child, word: Message) -> None:
+        """Only now is the child listened to: its messages are known by its pid."""
+        (pidfd,) = word.fds
+        child.pid, child.pidfd = int(word["pid"]), os.dup(pidfd)
+        self._listen(child.wire.fileno(), partial(self._on_child, warden, child))
+        self._listen(child.output, partial(self._on_output, warden, child))
+        self._post(m.ChildStarted(warden.slot, child.number, child.pid))
+
+    def _fork_failed(self, warden: _Warden, child: _Child, word: Message) -> None:
+        self._forget_child(warden)
+        self._post(m.ChildBootFailed(warden.slot, child.number, str(word["error"]), forked=False))
+
+    def _child_exited(self, warden: _Warden, child: _Child, word: Message) -> None:
+        ended = m.Exit(
+            exit_code=word["exit_code"],
+            term_signal=word["term_signal"],
+            cpu_s=word["cpu_s"],
+            max_rss=word["max_rss"],
+            leftovers=word["leftovers"],
+            survivors=tuple(word["survivors"]),
+        )
+        self._last_words(warden, child)
+        self._forget_child(warden)
+        self._post(m.ChildExited(warden.slot, child.number, ended))
+
+    def _unkillable(self, warden: _Warden, child: _Child, word: Message) -> None:
+        self._post(m.ChildUnkillable(warden.slot, child.number, tuple(word["survivors"])))
+
+    def _spared(self, warden: _Warden, child: _Child, word: Message) -> None:
+        self._post(m.RunSpared(warden.slot, child.number, word["nonce"]))
+
+    def _kill_acknowledged(self, warden: _Warden, child: _Child, word: Message) -> None:
+        self._post(m.KillAcknowledged(warden.slot, child.number))
+
+    def _verdict(self, warden: _Warden, child: _Child, word: Message) -> None:
+        self._post(m.Verdict(warden.slot, child.number, word["nonce"], word["computing"], word["since"]))
+
+    def _memory(self, warden: _Warden, child: _Child, word: Message) -> None:
+        self._post(m.MemoryHeld(warden.slot, child.number, word["nonce"], word["held"]))
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Children: what they say
+
+    def _on_child(self, warden: _Warden, child: _Child) -> bool:
+        """Take what the child has sent; true if there may be more."""
+        if child.gone:
+            return False
+        received = child.wire.receive()
+        garbage = received.garbage
+        for word in received.messages:
+            handle = self._words_of_child.get(word.op)
+            word.close()
+            if word.sender != child.pid:
+                continue  # a process that the job forked: not the child's word
+            try:
+                if handle is None:
+                    raise ValueError(f"no message is called {word.op!r}")
+                handle(warden, child, word)
+            except (KeyError, TypeError, ValueError, OverflowError):
+                garbage += 1
+        if garbage:
+            self._count_garbage(warden, child, garbage)
+        if received.closed:
+            self._deafen(child.wire.fileno())
+        return bool(received.messages or received.garbage)
+
+    def _count_garbage(self, warden: _Warden, child: _Child, count: int) -> None:
+        before, child.garbage = child.garbage, child.garbage + count
+        if before < TOO_MUCH_GARBAGE <= child.garbage:
+            self._post(m.Garbage(warden.slot, child.number))
+
+    def _last_words(self, warden: _Warden, child: _Child) -> None:
+        """Take what is still under way from a child that has ended."""
+        visits = TOO_MUCH_GARBAGE
+        while visits and self._on_child(warden, child):
+            visits -= 1
+        self._drain(warden, child)
+
+    def _forget_child(self, warden: _Warden) -> None:
+        child, warden.child = warden.child, None
+        if child is None:
+            return
+        child.gone = True
+        self._close_output(child)
+        self._deafen(child.wire.fileno())
+        child.wire.close()
+        if child.pidfd >= 0:
+            os.close(child.pidfd)
+
+    def _child_ready(self, warden: _Warden, child: _Child, word: Message) -> None:
+        self._post(m.ChildReady(warden.slot, child.number, _job_types(word.get("job_types"))))
+
+    def _child_boot_error(self, warden: _Warden, child: _Child, word: Message) -> None:
+        error = str(word["error"])
+        self._drain(warden, child)
+        self._post(m.ChildBootFailed(warden.slot, child.number, error))
+
+    def _job_started(self, warden: _Warden, child: _Child, word: Message) -> None:
+        nonce = word["nonce"]
+        child.current = child.jobs[nonce]
+        self._post(m.JobStarted(warden.slot, child.number, nonce))
+
+    def _job_returned(self, warden: _Warden, child: _Child, word: Message) -> None:
+        event = m.JobReturned(
+            warden.slot,
+            child.number,
+            _whole(word["nonce"]),
+            word.body or None,
+            _number(word["wall_s"]),
+            _number(word["cpu_s"]),
+            _whole(word["max_rss"]),
+            word["clean"] is True,
+            _number(word["worked_s"]),
+        )
+        self._drain(warden, child)
+        child.jobs.pop(event.nonce, None)
+        child.current = None
+        self._post(event)
+
+    def _job_raised(self, warden: _Warden, child: _Child, word: Message) -> None:
+        event = m.JobRaised(
+            warden.slot,
+            child.number,
+            nonce=_whole(word["nonce"]),
+            reason=_text(word["reason"]),
+            error=_mapping(word["error"]),
+            interrupted=word["interrupted"] is True,
+            clean_interrupt=word["clean_interrupt"] is True,
+            strategy=_strategy(word["strategy"]),
+            strategy_error=None if word["strategy_error"] is None else _mapping(word["strategy_error"]),
+            wall_s=_number(word["wall_s"]),
+            cpu_s=_number(word["cpu_s"]),
+            max_rss=_whole(word["max_rss"]),
+            clean=word["clean"] is True,
+            worked_s=_number(word["worked_s"]),
+        )
+        self._drain(warden, child)
+        self._post(event)
+
+    def _callbacks_done(self, warden: _Warden, child: _Child, word: Message) -> None:
+        nonce = _whole(word["nonce"])
+        errors = {name: _mapping(error) for name, error in _mapping(word["errors"]).items()}
+        self._drain(warden, child)
+        child.jobs.pop(nonce, None)
+        child.current = None
+        self._post(m.CallbacksDone(warden.slot, child.number, nonce, errors))
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Children: what they print
+
+    def _on_output(self, warden: _Warden, child: _Child) -> None:
+        """Read a little. First what the child has said: ``started`` tells whose lines these are."""
+        if not child.gone:
+            self._on_child(warden, child)
+        if not child.gone:
+            self._read(warden, child, READ_AT_ONCE)
+
+    def _drain(self, warden: _Warden, child: _Child) -> None:
+        """Read all that is there, so that it comes before the event that follows."""
+        self._read(warden, child, PIPE_HOLDS)
+        if child.partial:
+            self._print(warden, child, child.partial)
+            child.partial = b""
+
+    def _read(self, warden: _Warden, child: _Child, bound: int) -> None:
+        while bound > 0 and child.output >= 0:
+            wanted = min(bound, 1 << 16)
+            try:
+                data = os.read(child.output, wanted)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:  # nobody holds the writing end any more
+                self._close_output(child)
+                return
+            self._cut(warden, child, data)
+            if len(data) < wanted:
+                return
+            bound -= len(data)
+
+    def _cut(self, warden: _Warden, child: _Child, data: bytes) -> None:
+        *lines, rest = (child.partial + data).split(b"\n")
+        for line in lines:
+            self._print(warden, child, line)
+        while len(rest) > LINE:
+            rest = self._print_piece(warden, child, rest)
+        child.partial = rest
+
+    def _print(self, warden: _Warden, child: _Child, line: bytes) -> None:
+        while len(line) > LINE:
+            line = self._print_piece(warden, child, line)
+        job = child.current
+        text = line.decode("utf-8", "backslashreplace")
+        self._output(
+            Output(warden.slot, child.number, job.job_id if job else None, job.job_type if job else None, text)
+        )
+
+    def _print_piece(self, warden: _Warden, child: _Child, line: bytes) -> bytes:
+        """Print the beginning of a long line, not cutting through a character, and return the rest."""
+        end = LINE
+        while end > LINE - 4 and line[end] & 0xC0 == 0x80:
+            end -= 1
+        self._print(warden, child, line[:end])
+        return line[end:]
+
+    def _close_output(self, child: _Child) -> None:
+        if child.output >= 0:
+            self._deafen(child.output)
+            os.close(child.output)
+            child.output = -1
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # The selector
+
+    def _listen(self, fd: int, call: Callable[[], Any]) -> None:
+        self._selector.register(fd, EVENT_READ, call)
+
+    def _deafen(self, fd: int) -> None:
+        """Stop listening; nothing where that is done already."""
+        with suppress(KeyError):
+            self._selector.unregister(fd)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Processes
+
+
+def _signal(pidfd: int, signum: int) -> None:
+    if pidfd >= 0:
+        with suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(pidfd, signum)
+
+
+def _has_ended(pidfd: int, seconds: float) -> bool:
+    watch = poll()
+    watch.register(pidfd, POLLIN)
+    return bool(watch.poll(max(0.0, seconds) * 1000))
+
+
+def _wait_for(warden: _Warden) -> str:
+    """Wait for a warden whose template is gone: it may have come to us, and then we learn how it ended."""
+    if warden.pidfd < 0:
+        return "it was not started"
+    try:
+        found = os.waitid(os.P_PIDFD, warden.pidfd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        return "it ended after its template"
+    if found is None:
+        return "it does not end"
+    return f"exit code {found.si_status}" if found.si_code == os.CLD_EXITED else f"signal {found.si_status}"
+
+
+def _how(returncode: int) -> str:
+    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+
+
+def _carries(pid: int, mark: str) -> bool:
+    """Tell whether a process belongs to this incarnation: by its cookie, or (a process title overwrites that) by the
+    lock file that it holds."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environ:
+            if f"GANGER_COOKIE={mark}".encode() in environ.read():
+                return True
+        fds = f"/proc/{pid}/fd"
+        return any(mark in os.readlink(f"{fds}/{number}") for number in os.listdir(fds))
+    except OSError:
+        return False
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Fields, to the wire and (from a sender that may be anything) from it
+
+
+def _run(command: m.SendJob | m.SendPostmortem) -> dict[str, Any]:
+    job, limits = command.job, command.limits
+    return {
+        "nonce": command.nonce,
+        "job": {
+            "job_id": str(job.job_id),
+            "run_id": str(job.run_id),
+            "queue": job.queue,
+            "job_type": job.job_type,
+            "attempts": job.attempts,
+            "enqueued_at": job.enqueued_at,
+            "process_at": job.process_at,
+        },
+        "limits": {
+            "timeout": limits.timeout,
+            "grace": limits.grace,
+            "memory": limits.memory,
+            "shutdown": limits.shutdown,
+        },
+    }
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+        raise ValueError(f"{value!r} is no amount")
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
+        raise ValueError(f"{value!r} is no whole number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} has no fields")
+    return value
+
+
+def _strategy(value: Any) -> m.Strategy | None:
+    if value is None:
+        return None
+    fields = _mapping(value)
+    return m.Strategy(_whole(fields["retries"]), tuple(_number(delay) for delay in fields["delays"]))
+
+
+def _job_types(value: Any) -> Mapping[str, m.TypeFacts] | None:
+    if value is None:
+        return None
+    return {name: _type_facts(_mapping(facts)) for name, facts in _mapping(value).items()}
+
+
+def _type_facts(facts: Mapping[str, Any]) -> m.TypeFacts:
+    timeout, grace, memory, shutdown = (facts.get(name) for name in ("timeout", "grace", "memory", "shutdown"))
+    return m.TypeFacts(
+        timeout=None if timeout is None else _number(timeout),
+        grace=None if grace is None else _number(grace),
+        memory=None if memory is None else _whole(memory),
+        shutdown=None if shutdown is None else _text(shutdown),
+    )
