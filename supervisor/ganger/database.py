@@ -1,0 +1,680 @@
+"""The queue in PostgreSQL as plain functions: one per statement or per transaction, on a connection made by ``connect``.
+
+Each function is one transaction, READ COMMITTED and READ WRITE whatever the server's defaults are (a sweep under an
+older snapshot would leave orphans), and either does what it says or raises psycopg's error with nothing done. The
+statements and what they guarantee are in ``ganger.sql``. Nothing here waits, retries or decides: ``database_threads``
+retries, the core decides. ``schema`` is always the name of the schema.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+from psycopg import IsolationLevel, errors
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import PGconn, Ping
+from psycopg.rows import TupleRow
+
+from ganger.core.messages import Archive, Claim, HeldRow, Job, Lane, OtherSupervisor, Release, Retry, Swept
+from ganger.sql import migration, newest_version, statement
+
+Connection = psycopg.Connection[TupleRow]
+
+SCHEMA: Final = "proletarian"
+OLDEST_SERVER: Final = 130000  # PostgreSQL 13
+STATEMENT_TIMEOUT: Final = 10.0  # seconds, on the server
+PROMOTE_MOST: Final = 500  # rows a promotion takes at once
+GIVE_BACK_MOST: Final = 500  # rows given back by one statement of a sweep
+LONGEST_DELAY: Final = 3650 * 86400.0  # seconds; a retry later than that is meant as never
+TURN: Final = 0.05  # seconds after which to ask again while another supervisor promotes
+
+# What a connection has unless the caller's conninfo says otherwise: a peer that is gone is noticed within 15 s.
+_CONNECTION: Final = {
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+    "client_encoding": "utf8",
+}
+
+
+class DatabaseUnreachable(Exception):
+    """The database did not answer in time; the message says where it was looked for and what came back."""
+
+
+class SchemaMissing(Exception):
+    """There is nothing of ours in the schema; the message says what to do."""
+
+
+class SchemaMismatch(Exception):
+    """The schema is of another version, or somebody else's; the message says what to do."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Connections
+
+
+def connect(
+    conninfo: str, *, name: str = "ganger", statement_timeout: float = STATEMENT_TIMEOUT, **settings: Any
+) -> Connection:
+    """Open a connection that the other functions can rely on.
+
+    ``name`` is shown by ``pg_stat_activity``; ``statement_timeout`` is in seconds, 0 for none; ``settings`` are
+    libpq's keywords and stand above the conninfo. Raises psycopg.OperationalError.
+    """
+    given = {**_CONNECTION, "application_name": name[:63], **conninfo_to_dict(conninfo), **settings}
+    conn = psycopg.connect(make_conninfo(**given), autocommit=True)
+    try:
+        conn.isolation_level = IsolationLevel.READ_COMMITTED
+        conn.read_only = False
+        conn.deferrable = False
+        limits = {"statement_ms": round(statement_timeout * 1000), "idle_ms": round(statement_timeout * 3000)}
+        conn.execute(statement("session", SCHEMA), limits)
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+def wait_for_database(
+    conninfo: str,
+    schema: str = SCHEMA,
+    limit: float = 30.0,
+    *,
+    name: str = "ganger",
+    on_wait: Callable[[str], object] = lambda error: None,
+    stopped: Callable[[float], bool] = lambda seconds: bool(time.sleep(seconds)),
+    clock: Callable[[], float] = time.monotonic,
+) -> Connection:
+    """Return a connection to a database whose schema fits.
+
+    Tries for ``limit`` seconds; a server that is starting up or has too many clients is alive, and waited for without
+    limit. ``on_wait`` is told the error of the first failure; ``stopped(seconds)`` waits that long, and ends the
+    waiting by returning true. Raises DatabaseUnreachable, SchemaMissing or SchemaMismatch.
+    """
+    since, told = clock(), False
+    while True:
+        try:
+            conn = connect(conninfo, name=name)
+            break
+        except psycopg.Error as error:
+            reason = _first_line(error)
+            if clock() - since >= limit and not alive(conninfo, error):
+                raise DatabaseUnreachable(
+                    f"The database at {where(conninfo)} did not answer within {limit:g} seconds: {reason} "
+                    "Is the server running, and are the database URL, the user and the password right?"
+                ) from error
+            if not told:
+                on_wait(reason)
+            told = True
+        if stopped(0.25):
+            raise DatabaseUnreachable(f"Stopped while waiting for the database at {where(conninfo)}: {reason}")
+    try:
+        check_schema(conn, schema)
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+def alive(conninfo: str, error: psycopg.Error) -> bool:
+    """Whether a connection was refused by a server that is there and will take one soon."""
+    if error.sqlstate in ("53300", "57P03") or "too many clients" in str(error) or "connection slots" in str(error):
+        return True
+    return PGconn.ping(make_conninfo(**{**conninfo_to_dict(conninfo), "connect_timeout": "5"}).encode()) == Ping.REJECT
+
+
+def where(conninfo: str) -> str:
+    """Name a database for people, without its password."""
+    known = conninfo_to_dict(conninfo)
+    host = known.get("host") or known.get("hostaddr") or "the default host"
+    return f"{host}, port {known.get('port') or 'default'}, database {known.get('dbname') or 'default'}"
+
+
+@contextlib.contextmanager
+def _transaction(conn: Connection, *, patient: bool = False) -> Iterator[None]:
+    with conn.transaction():
+        if patient:
+            conn.execute("SET LOCAL statement_timeout = 0")
+        yield
+
+
+def _row(conn: Connection, name: str, schema: str, values: Mapping[str, Any] | None = None) -> TupleRow | None:
+    return conn.execute(statement(name, schema), values).fetchone()
+
+
+def _rows(conn: Connection, name: str, schema: str, values: Mapping[str, Any] | None = None) -> list[TupleRow]:
+    return conn.execute(statement(name, schema), values).fetchall()
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Schema
+
+
+def install(conn: Connection, schema: str = SCHEMA) -> list[int]:
+    """Create the schema or bring it up to date, and return the versions that were applied.
+
+    Does nothing where all is there; any number of installations may run at once. One transaction per version. Raises
+    SchemaMismatch where the schema is newer than this code or belongs to something else.
+    """
+    applied = []
+    while True:
+        with _transaction(conn, patient=True):
+            _row(conn, "install_lock", schema)
+            version = _installed(conn, schema) or 0
+            if version == newest_version():
+                return applied
+            version += 1
+            if version == 1:
+                conn.execute(statement("create_schema", schema))
+            conn.execute(migration(version, schema).encode())
+            conn.execute(statement("record_version", schema), {"version": version})
+            applied.append(version)
+
+
+def schema_sql(schema: str = SCHEMA) -> str:
+    """Return what ``install`` would run on an empty database, for psql."""
+    parts = [statement("create_schema", schema).decode() + ";\n"]
+    for version in range(1, newest_version() + 1):
+        record = statement("record_version", schema).decode() % {"version": version}
+        parts.append(f"{migration(version, schema)}\n{record};\n")
+    return "BEGIN;\n\n" + "\n".join(parts) + "\nCOMMIT;\n"
+
+
+def check_schema(conn: Connection, schema: str = SCHEMA) -> None:
+    """Return if the schema fits this code. Raises SchemaMissing or SchemaMismatch."""
+    with _transaction(conn):
+        version = _installed(conn, schema)
+    if version is None:
+        raise SchemaMissing(
+            f'The schema "{schema}" is not installed in this database: run "ganger install{_option(schema)}".'
+        )
+    if version < newest_version():
+        raise SchemaMismatch(
+            f'The schema "{schema}" has version {version}, this ganger needs version {newest_version()}: '
+            f'run "ganger install{_option(schema)}" to upgrade it.'
+        )
+
+
+def _installed(conn: Connection, schema: str) -> int | None:
+    """The version that stands in the database; None for nothing of ours. Raises SchemaMismatch."""
+    row = _row(conn, "version", schema)
+    assert row is not None
+    versioned, has_jobs, server, encoding = row
+    if server < OLDEST_SERVER:
+        raise SchemaMismatch(
+            f"The server is PostgreSQL {server // 10000}, ganger needs PostgreSQL 13 or later: upgrade the server."
+        )
+    if encoding != "UTF8":
+        raise SchemaMismatch(
+            f"The database has the encoding {encoding}, which cannot hold every payload: "
+            "create one with ENCODING 'UTF8'."
+        )
+    if not versioned:
+        if has_jobs:
+            raise SchemaMismatch(
+                f'The schema "{schema}" has a table "job" that is not ganger\'s: choose another schema with --schema.'
+            )
+        return None
+    version = _row(conn, "applied", schema)
+    assert version is not None
+    if version[0] > newest_version():
+        raise SchemaMismatch(
+            f'The schema "{schema}" has version {version[0]}, newer than version {newest_version()} of this ganger: '
+            "install a newer ganger."
+        )
+    return int(version[0])
+
+
+def _option(schema: str) -> str:
+    return "" if schema == SCHEMA else f" --schema {schema}"
+
+
+def reset(conn: Connection, schema: str = SCHEMA) -> None:
+    """Delete every job and the whole archive. Supervisors go on; runs of theirs are killed."""
+    with _transaction(conn, patient=True):
+        conn.execute(statement("reset", schema))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Lease
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorFacts:
+    """What a supervisor's row says of it. ``incarnation`` names its lock file."""
+
+    incarnation: UUID
+    name: str
+    host: str
+    pid: int
+    lease_s: float
+
+
+def register(conn: Connection, schema: str, facts: SupervisorFacts, former: int | None) -> tuple[int, int]:
+    """Make a new registration, and release the rows of a former one of ours, uncounted, if nobody took them.
+
+    Returns the id and how many rows went back.
+    """
+    values = {
+        "incarnation": facts.incarnation,
+        "name": facts.name,
+        "host": facts.host,
+        "pid": facts.pid,
+        "lease_s": facts.lease_s,
+    }
+    with _transaction(conn):
+        released = _abandon(conn, schema, former) if former is not None else 0
+        row = _row(conn, "register", schema, values)
+    assert row is not None
+    return row[0], released
+
+
+def deregister(conn: Connection, schema: str, supervisor_id: int) -> int:
+    """Remove a registration; what it still holds goes back, uncounted. Returns how many rows that were."""
+    with _transaction(conn):
+        return _abandon(conn, schema, supervisor_id)
+
+
+def _abandon(conn: Connection, schema: str, supervisor_id: int) -> int:
+    if _row(conn, "lock_own", schema, {"supervisor_id": supervisor_id}) is None:
+        return 0
+    runs = _evict(conn, schema, supervisor_id, Release(_NOBODY, _NOBODY, "lease-lost"))
+    return len(runs)
+
+
+def beat(
+    conn: Connection, schema: str, supervisor_id: int, phase: str, info: Mapping[str, Any]
+) -> tuple[HeldRow, ...] | None:
+    """Renew the lease; return every run that the database thinks is ours, or None if the registration is gone."""
+    values = {"supervisor_id": supervisor_id, "phase": phase, "info": _json(info)}
+    with _transaction(conn):
+        if _row(conn, "beat", schema, values) is None:
+            return None
+        return tuple(HeldRow(*row) for row in _rows(conn, "held", schema, values))
+
+
+def look(
+    conn: Connection, schema: str, supervisor_id: int, vacant: Callable[[UUID], bool] = lambda incarnation: False
+) -> tuple[tuple[HeldRow, ...], tuple[OtherSupervisor, ...]]:
+    """Return the cancel orders on our runs, and the other registrations.
+
+    ``vacant`` tells whether an incarnation's lock was found on this host and nobody holds it.
+    """
+    values = {"supervisor_id": supervisor_id}
+    with _transaction(conn):
+        cancels = tuple(HeldRow(*row) for row in _rows(conn, "cancels", schema, values))
+        others = _rows(conn, "others", schema, values)
+    return cancels, tuple(
+        OtherSupervisor(other, n, lease, vacant(incarnation)) for other, n, lease, incarnation in others
+    )
+
+
+def sweep(conn: Connection, schema: str, supervisor_id: int, beat: int) -> Swept:
+    """Take a dead supervisor's rows back to the queue, each counted as a loss, if its beat is still ``beat``.
+
+    Does nothing if it has beaten since, is gone, or somebody else is sweeping it.
+    """
+    with _transaction(conn):
+        if _row(conn, "lock_supervisor", schema, {"supervisor_id": supervisor_id, "beat": beat}) is None:
+            return Swept(supervisor_id, ())
+        runs = _evict(conn, schema, supervisor_id, _LOSS)
+    return Swept(supervisor_id, tuple(job_id for job_id, _ in runs))
+
+
+def sweep_orphans(conn: Connection, schema: str) -> tuple[UUID, ...]:
+    """The janitor: runs under no registration go back to the queue, counted as lost. Returns the job ids."""
+    with _transaction(conn):
+        runs = [(job_id, run_id) for job_id, run_id in _rows(conn, "orphans", schema)]
+        _return(conn, schema, runs, _LOSS)
+    return tuple(job_id for job_id, _ in runs)
+
+
+def _evict(conn: Connection, schema: str, supervisor_id: int, manner: Release) -> list[tuple[UUID, UUID]]:
+    """Give everything of a locked registration back, and remove it."""
+    values = {"supervisor_id": supervisor_id}
+    runs = [(job_id, run_id) for job_id, run_id in _rows(conn, "runs_of", schema, values)]
+    _return(conn, schema, runs, manner)
+    conn.execute(statement("drop_supervisor", schema), values)
+    return runs
+
+
+def _return(conn: Connection, schema: str, runs: Sequence[tuple[UUID, UUID]], manner: Release) -> None:
+    for start in range(0, len(runs), GIVE_BACK_MOST):
+        part = runs[start : start + GIVE_BACK_MOST]
+        _give_back(
+            conn,
+            schema,
+            [Release(job_id, run_id, manner.reason, loss=manner.loss, entry=manner.entry) for job_id, run_id in part],
+        )
+
+
+_NOBODY: Final = UUID(int=0)
+_LOSS: Final = Release(_NOBODY, _NOBODY, "lost", loss=True, entry={"reason": "lost"})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is known just before a claim. ``next_due``: seconds, None for no scheduled row in these queues."""
+
+    horizon: int
+    next_due: float | None
+
+
+def outlook(conn: Connection, schema: str, queues: Sequence[str]) -> Outlook:
+    """Return the oldest transaction that may still commit, and when the next scheduled row is due."""
+    with _transaction(conn):
+        row = _row(conn, "outlook", schema, {"queues": list(queues)})
+    assert row is not None
+    return Outlook(*row)
+
+
+def promote(conn: Connection, schema: str, most: int = PROMOTE_MOST) -> bool:
+    """Make all due rows ready, the urgent first, ``most`` at a time. False: another supervisor is at it."""
+    while True:
+        with _transaction(conn):
+            row = _row(conn, "promote", schema, {"most": most})
+        if row is None or row[0] is None:
+            return False
+        if row[0] < most:
+            return True
+
+
+def claim(conn: Connection, schema: str, order: Claim) -> tuple[tuple[Job, ...], tuple[int, ...], tuple[bool, ...]]:
+    """Claim for every lane what is free, from its queues in their order, in one transaction.
+
+    Returns the jobs, the lane of each, and for each lane whether it got all it asked for.
+    """
+    jobs: list[Job] = []
+    lanes: list[int] = []
+    more: list[bool] = []
+    with _transaction(conn):
+        for number, lane in enumerate(order.lanes):
+            found = _claim_lane(conn, schema, order, lane)
+            jobs.extend(found)
+            lanes.extend([number] * len(found))
+            more.append(0 < lane.free == len(found))
+    return tuple(jobs), tuple(lanes), tuple(more)
+
+
+def _claim_lane(conn: Connection, schema: str, order: Claim, lane: Lane) -> list[Job]:
+    found: list[Job] = []
+    for queue in lane.queues:
+        if len(found) >= lane.free:
+            break
+        values = {
+            "supervisor_id": order.supervisor_id,
+            "claim_id": order.claim_id,
+            "queue": queue,
+            "free": lane.free - len(found),
+            "job_types": None if order.job_types is None else list(order.job_types),
+        }
+        found.extend(_job(row) for row in _rows(conn, "claim", schema, values))
+    return found
+
+
+def _job(row: TupleRow) -> Job:
+    job_id, run_id, claim_id, queue, job_type, payload, *rest = row
+    return Job(job_id, run_id, claim_id, queue, job_type, payload.encode(), *rest)
+
+
+def something_left(conn: Connection, schema: str, queues: Sequence[str]) -> bool:
+    """Whether the queues hold a row that is ready, running, or waiting for a retry."""
+    with _transaction(conn):
+        row = _row(conn, "left", schema, {"queues": list(queues)})
+    assert row is not None
+    return bool(row[0])
+
+
+def say_idle(conn: Connection, schema: str, supervisor_id: int, queues: Sequence[str], seconds: float) -> int:
+    """Say that we wait for work in these queues (0 seconds: not any more). Returns the horizon.
+
+    Transactions below the horizon may not have seen the flag. It is asked after the flag was committed.
+    """
+    values = {"supervisor_id": supervisor_id, "queues": list(queues), "seconds": seconds}
+    with _transaction(conn):
+        conn.execute(statement("say_idle", schema), values)
+    with _transaction(conn):
+        row = _row(conn, "horizon", schema)
+    assert row is not None
+    return int(row[0])
+
+
+def listen(conn: Connection, schema: str) -> None:
+    """Hear notifications on this connection; their payload is the name of a queue, its first 500 characters."""
+    conn.execute(statement("listen", schema))
+
+
+def probe(conn: Connection) -> None:
+    """Ask for a sign of life."""
+    conn.execute(statement("probe", SCHEMA))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Outcomes
+
+
+def finish(conn: Connection, schema: str, outcomes: Sequence[Archive]) -> set[UUID]:
+    """Archive jobs that are over. Returns the run ids that were stored; the others' rows were not theirs any more."""
+    with _transaction(conn):
+        return _finish(conn, schema, outcomes)
+
+
+def give_back(conn: Connection, schema: str, outcomes: Sequence[Retry | Release]) -> tuple[set[UUID], set[UUID]]:
+    """Put retries and releases back into the queue; where a cancel order is on the row, archive it as cancelled.
+
+    Returns the run ids that went back, and those that were cancelled.
+    """
+    with _transaction(conn):
+        return _give_back(conn, schema, outcomes)
+
+
+def find_outcomes(conn: Connection, schema: str, runs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, str]:
+    """For runs, as (job_id, run_id), whose row is not theirs: the archived status, or "back" if they gave it back."""
+    if not runs:
+        return {}
+    values = {"job_ids": [job_id for job_id, _ in runs], "run_ids": [run_id for _, run_id in runs]}
+    with _transaction(conn):
+        return {run_id: status for run_id, status in reversed(_rows(conn, "find_outcomes", schema, values))}
+
+
+def _finish(conn: Connection, schema: str, outcomes: Sequence[Archive]) -> set[UUID]:
+    values = {
+        "job_ids": [o.job_id for o in outcomes],
+        "run_ids": [o.run_id for o in outcomes],
+        "statuses": [o.status for o in outcomes],
+        "reasons": [o.reason for o in outcomes],
+        "crashes": [o.crash for o in outcomes],
+        "facts": [_json(o.facts) for o in outcomes],
+        "results": [None if o.result is None else o.result.decode("utf-8", "replace") for o in outcomes],
+    }
+    return {run_id for (run_id,) in _rows(conn, "finish", schema, values)}
+
+
+def _give_back(conn: Connection, schema: str, outcomes: Sequence[Retry | Release]) -> tuple[set[UUID], set[UUID]]:
+    rows = [_Back.of(outcome) for outcome in outcomes]
+    values = {
+        "job_ids": [o.job_id for o in outcomes],
+        "run_ids": [o.run_id for o in outcomes],
+        "delays": [row.delay for row in rows],
+        "refunds": [row.refund for row in rows],
+        "interrupts": [row.interrupt for row in rows],
+        "crashes": [row.crash for row in rows],
+        "losses": [row.loss for row in rows],
+        "fresh": [row.fresh for row in rows],
+        "entries": [None if o.entry is None else _json(o.entry) for o in outcomes],
+    }
+    back = {run_id for (run_id,) in _rows(conn, "give_back", schema, values)}
+    left = [Archive(o.job_id, o.run_id, "cancelled", None, o.entry or {}) for o in outcomes if o.run_id not in back]
+    return back, _finish(conn, schema, left) if left else set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Back:
+    """How a row goes back: the accounting of the design."""
+
+    delay: float | None
+    refund: int = 0
+    interrupt: int = 0
+    crash: int = 0
+    loss: int = 0
+    fresh: bool = False
+
+    @staticmethod
+    def of(outcome: Retry | Release) -> _Back:
+        if isinstance(outcome, Retry):
+            return _Back(min(max(outcome.delay, 0.0), LONGEST_DELAY), crash=outcome.crash)
+        if outcome.loss:
+            return _Back(None, loss=1, fresh=outcome.fresh)
+        return _Back(None, refund=1, interrupt=int(outcome.interrupted), fresh=outcome.fresh)
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    """JSON text that PostgreSQL can hold: NUL and lone surrogates, which it cannot, become U+FFFD."""
+    text = json.dumps(value, default=str)
+    if "\\u0000" in text or "\\ud" in text:
+        text = json.dumps(_storable(json.loads(text)))
+    return text
+
+
+_LONE: Final = re.compile("[\0\ud800-\udfff]")
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str):
+        return (
+            value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+            if not value.isascii() or "\0" in value
+            else value
+        )
+    if isinstance(value, list):
+        return [_storable(item) for item in value]
+    if isinstance(value, dict):
+        return {_storable(key): _storable(item) for key, item in value.items()}
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What people ask
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """``oldest_ready_s``: for how long the oldest ready row has been due, in seconds; None where none is."""
+
+    queue: str
+    ready: int
+    scheduled: int
+    running: int
+    oldest_ready_s: float | None
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStatus:
+    """``info`` is what the supervisor says of itself with each beat (its slots); ages are seconds."""
+
+    supervisor_id: int
+    name: str
+    host: str
+    pid: int
+    phase: str
+    info: Mapping[str, Any]
+    beat: int
+    beat_age_s: float
+    lease_s: float
+    age_s: float
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveTotal:
+    status: str
+    reason: str | None
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    queues: tuple[QueueStatus, ...]
+    supervisors: tuple[SupervisorStatus, ...]
+    archive: tuple[ArchiveTotal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rows of one queue, of the job table, and of the archive."""
+
+    queue: int
+    jobs: int
+    archived: int
+
+
+def status(conn: Connection, schema: str = SCHEMA) -> Status:
+    """What ``ganger status`` shows."""
+    with _transaction(conn, patient=True):
+        queues = tuple(QueueStatus(*row) for row in _rows(conn, "status_queues", schema))
+        supervisors = tuple(
+            SupervisorStatus(*row[:5], json.loads(row[5]), *row[6:])
+            for row in _rows(conn, "status_supervisors", schema)
+        )
+        archive = tuple(ArchiveTotal(*row) for row in _rows(conn, "status_archive", schema))
+    return Status(queues, supervisors, archive)
+
+
+def counts(conn: Connection, schema: str = SCHEMA, queue: str = "default") -> Counts:
+    """The three numbers that the examples begin with."""
+    with _transaction(conn, patient=True):
+        row = _row(conn, "counts", schema, {"queue": queue})
+    assert row is not None
+    return Counts(*row)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What an error means
+
+
+def lost(error: BaseException, conn: Connection | None) -> bool:
+    """Whether the connection is gone or of no use: the statement may or may not have been carried out."""
+    if conn is None or conn.closed:
+        return True
+    if not isinstance(error, psycopg.Error):
+        return False
+    state = error.sqlstate
+    if state is None:
+        return isinstance(error, psycopg.OperationalError)
+    return state[:2] == "08" or state in ("57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25006", "53300")
+
+
+def passing(error: BaseException) -> bool:
+    """Whether the same transaction, tried again, may well succeed: a deadlock, a lock, a cancelled statement."""
+    return isinstance(
+        error,
+        errors.DeadlockDetected | errors.SerializationFailure | errors.LockNotAvailable | errors.QueryCanceled,
+    )
+
+
+def bad_data(error: BaseException) -> bool:
+    """Whether a value in the batch cannot be stored, now or ever."""
+    return isinstance(error, UnicodeError | psycopg.DataError | psycopg.IntegrityError) or (
+        isinstance(error, psycopg.Error) and (error.sqlstate or "")[:2] == "54"
+    )

@@ -1,0 +1,21 @@
+-- CLAIM: up to `free` ready rows of one queue, most urgent first, under a new run each. Guarantees: a row goes to one
+-- claimer only; none to a registration that is gone (a sweep in progress is awaited); none from a paused queue.
+WITH me AS (
+  SELECT supervisor_id FROM :"schema".supervisor WHERE supervisor_id = %(supervisor_id)s FOR KEY SHARE),
+pick AS MATERIALIZED (
+  SELECT j.job_id FROM :"schema".job AS j
+  WHERE j.state = 1 AND j.queue = %(queue)s
+    AND (%(job_types)s::text[] IS NULL OR j.job_type = ANY (%(job_types)s::text[]))
+    AND EXISTS (SELECT FROM me)
+    AND NOT EXISTS (SELECT FROM :"schema".queue AS q WHERE q.queue = %(queue)s AND q.paused_at IS NOT NULL)
+  ORDER BY j.priority, j.process_at, j.seq LIMIT %(free)s FOR NO KEY UPDATE SKIP LOCKED),
+claimed AS (
+  UPDATE :"schema".job AS j
+  SET state = 2, supervisor_id = %(supervisor_id)s, run_id = gen_random_uuid(), claim_id = %(claim_id)s,
+      started_at = now(), attempts = j.attempts + 1, starts = j.starts + 1
+  FROM pick WHERE j.job_id = pick.job_id
+  RETURNING j.*)
+SELECT job_id, run_id, claim_id, queue, job_type, payload::text, attempts, crashes, losses,
+       to_json(enqueued_at) #>> '{}', to_json(process_at) #>> '{}', timeout_s, grace_s, memory_bytes, shutdown, fresh,
+       cancel_at IS NOT NULL
+FROM claimed ORDER BY priority, process_at, seq

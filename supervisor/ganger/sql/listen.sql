@@ -1,0 +1,2 @@
+-- LISTEN: notifications carry the name of a queue, its first 500 characters.
+LISTEN :"schema"

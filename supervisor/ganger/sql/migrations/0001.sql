@@ -1,0 +1,253 @@
+-- Version 1: the tables and the functions that clients call.
+-- Times are the database's clock; durations are seconds (*_s), sizes bytes. The columns that the original has keep
+-- their names and meaning, and all others have defaults, so that an INSERT written for it works here.
+
+CREATE TABLE :"schema".schema_version (
+  version    int PRIMARY KEY,
+  applied_at timestamptz NOT NULL DEFAULT now()
+);
+
+CREATE TABLE :"schema".queue (            -- made on first use; a queue without a row is not paused
+  queue     text PRIMARY KEY,
+  paused_at timestamptz
+);
+
+-- A supervisor waits for work in this queue: whoever enqueues there until then should notify. One row per supervisor,
+-- so that a busy one does not take back what an idle one said.
+CREATE TABLE :"schema".idle (
+  queue         text NOT NULL,
+  supervisor_id bigint NOT NULL,
+  idle_until    timestamptz,
+  PRIMARY KEY (queue, supervisor_id)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+CREATE TABLE :"schema".supervisor (       -- one row per registration; ids are never used again
+  supervisor_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  incarnation   uuid NOT NULL,            -- names the lock file; kept when it registers anew
+  name          text NOT NULL,
+  host          text NOT NULL,
+  pid           int  NOT NULL,
+  beat          bigint NOT NULL DEFAULT 0,  -- the lease ends for an observer who saw one beat for a whole lease
+  beat_at       timestamptz NOT NULL DEFAULT now(),  -- for people; nobody decides by it
+  lease_s       double precision NOT NULL,
+  phase         text NOT NULL DEFAULT 'running',
+  info          jsonb NOT NULL DEFAULT '{}',
+  started_at    timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+CREATE TABLE :"schema".job (
+  job_id       uuid PRIMARY KEY DEFAULT gen_random_uuid(),  -- UUIDv7 from our clients
+  queue        text NOT NULL DEFAULT 'default',
+  job_type     text NOT NULL,
+  payload      jsonb NOT NULL DEFAULT '{}',
+  attempts     int  NOT NULL DEFAULT 0,                      -- charged at claim, refundable
+  enqueued_at  timestamptz NOT NULL DEFAULT now(),
+  process_at   timestamptz NOT NULL DEFAULT now(),
+  -- beyond the original
+  priority     smallint NOT NULL DEFAULT 0,                  -- smaller is more urgent
+  seq          bigint GENERATED ALWAYS AS IDENTITY,          -- order among equals
+  state        smallint NOT NULL DEFAULT 0,                  -- 0 scheduled, 1 ready (due), 2 running
+  timeout_s    double precision,
+  grace_s      double precision,
+  memory_bytes bigint,
+  shutdown     text,
+  unique_key   text,
+  crashes      int NOT NULL DEFAULT 0,
+  losses       int NOT NULL DEFAULT 0,
+  interrupts   int NOT NULL DEFAULT 0,
+  starts       int NOT NULL DEFAULT 0,                       -- claims so far; never decreases
+  fresh        boolean NOT NULL DEFAULT false,               -- only a child that ran nothing may run it
+  run_id       uuid,                                         -- every write about a run matches it
+  claim_id     uuid,
+  supervisor_id bigint,
+  started_at   timestamptz,                                  -- of the current run
+  last_run_id  uuid,                                         -- the run that gave the row back last
+  cancel_at    timestamptz,                                  -- a cancel order on the current run
+  cancel_reason text,
+  checkpoint   jsonb,
+  history      jsonb NOT NULL DEFAULT '[]',                  -- one entry per earlier attempt, the last 20
+  CONSTRAINT job_state    CHECK (state IN (0, 1, 2)),
+  CONSTRAINT job_run      CHECK ((state = 2) = (run_id IS NOT NULL AND supervisor_id IS NOT NULL)),
+  CONSTRAINT job_timeout  CHECK (timeout_s > 0 AND timeout_s < 'infinity'),
+  CONSTRAINT job_grace    CHECK (grace_s >= 0 AND grace_s < 'infinity'),
+  CONSTRAINT job_memory   CHECK (memory_bytes > 0),
+  CONSTRAINT job_shutdown CHECK (shutdown IN ('wait', 'finish', 'interrupt', 'terminate'))
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+        autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX job_ready     ON :"schema".job (queue, priority, process_at, seq) WHERE state = 1;  -- claim
+CREATE INDEX job_scheduled ON :"schema".job (priority, process_at) WHERE state = 0;              -- promote
+CREATE INDEX job_due       ON :"schema".job (queue, process_at) WHERE state = 0;                 -- next due
+CREATE INDEX job_running   ON :"schema".job (supervisor_id) WHERE state = 2;
+CREATE INDEX job_cancel    ON :"schema".job (supervisor_id) WHERE cancel_at IS NOT NULL;
+CREATE UNIQUE INDEX job_unique ON :"schema".job (unique_key) WHERE unique_key IS NOT NULL;
+
+CREATE TABLE :"schema".archived_job (
+  job_id       uuid PRIMARY KEY,
+  queue        text NOT NULL,
+  job_type     text NOT NULL,
+  payload      jsonb NOT NULL,
+  attempts     int NOT NULL,
+  enqueued_at  timestamptz NOT NULL,
+  process_at   timestamptz NOT NULL,
+  status       text NOT NULL,
+  finished_at  timestamptz NOT NULL DEFAULT now(),
+  -- beyond the original: the job
+  priority     smallint,
+  timeout_s    double precision,
+  grace_s      double precision,
+  memory_bytes bigint,
+  shutdown     text,
+  unique_key   text,
+  crashes      int,
+  losses       int,
+  interrupts   int,
+  starts       int,
+  checkpoint   jsonb,
+  history      jsonb,
+  -- its last run; all NULL for a job that was cancelled before it ever ran
+  run_id       uuid,
+  last_run_id  uuid,
+  supervisor   text,
+  host         text,
+  pid          int,
+  started_at   timestamptz,
+  reason       text,
+  ended_by     text,        -- limit, operator, shutdown
+  rung         text,        -- how far the kill ladder went
+  exit_code    int,
+  term_signal  int,
+  wall_s       double precision,
+  cpu_s        double precision,
+  max_rss      bigint,
+  error        jsonb,       -- type, message, traceback
+  stack        text,
+  output       text,
+  result       jsonb,
+  CONSTRAINT archived_job_status CHECK (status IN ('success', 'failure', 'cancelled'))
+);
+CREATE INDEX archived_job_finished ON :"schema".archived_job (finished_at);
+
+-- WAKE: notify the supervisors that said they wait for one of these queues. Called in a statement after the INSERT, so
+-- that its snapshot sees a flag that was set meanwhile; an older snapshot cannot, so there it always notifies.
+CREATE FUNCTION :"schema".wake(queues text[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  each text;
+BEGIN
+  FOR each IN
+    SELECT DISTINCT q FROM unnest(wake.queues) AS q
+    WHERE current_setting('transaction_isolation') <> 'read committed'
+       OR EXISTS (SELECT FROM :"schema".idle AS i WHERE i.queue = q AND i.idle_until > clock_timestamp())
+    ORDER BY q
+  LOOP
+    PERFORM pg_notify(:'schema', left(each, 500));
+  END LOOP;
+END $$;
+
+-- INSERT JOB: the row, or NULL where its job_id or unique_key is in the queue already.
+CREATE FUNCTION :"schema".insert_job(new :"schema".job) RETURNS uuid
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  inserted uuid;
+BEGIN
+  INSERT INTO :"schema".job AS j (job_id, queue, job_type, payload, process_at, priority, state, timeout_s, grace_s,
+                                  memory_bytes, shutdown, unique_key)
+  VALUES (new.job_id, new.queue, new.job_type, new.payload, new.process_at, new.priority, new.state, new.timeout_s,
+          new.grace_s, new.memory_bytes, new.shutdown, new.unique_key)
+  ON CONFLICT DO NOTHING
+  RETURNING j.job_id INTO inserted;
+  RETURN inserted;
+END $$;
+
+-- ENQUEUE for every client: insert, then, in later statements with newer snapshots, the archive and the idle flag.
+-- Guarantees: at most one row per job_id (the archive included) and per unique_key; a duplicate writes nothing, raises
+-- nothing and is answered with the job that is there. `id` is NULL for a duplicate that this transaction's snapshot
+-- cannot see. A due time that has passed counts as now.
+CREATE FUNCTION :"schema".enqueue(
+  job_type text, payload jsonb DEFAULT '{}', queue text DEFAULT 'default',
+  process_at timestamptz DEFAULT NULL, process_in double precision DEFAULT NULL, priority int DEFAULT 0,
+  timeout_s double precision DEFAULT NULL, grace_s double precision DEFAULT NULL, memory_bytes bigint DEFAULT NULL,
+  shutdown text DEFAULT NULL, job_id uuid DEFAULT NULL, unique_key text DEFAULT NULL, notify boolean DEFAULT true,
+  OUT id uuid, OUT duplicate boolean)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  old_snapshot boolean := current_setting('transaction_isolation') <> 'read committed';
+  new :"schema".job;
+BEGIN
+  new.job_id := coalesce(enqueue.job_id, gen_random_uuid());
+  new.queue := enqueue.queue;
+  new.job_type := enqueue.job_type;
+  new.payload := enqueue.payload;
+  new.priority := enqueue.priority;
+  new.timeout_s := enqueue.timeout_s;
+  new.grace_s := enqueue.grace_s;
+  new.memory_bytes := enqueue.memory_bytes;
+  new.shutdown := enqueue.shutdown;
+  new.unique_key := enqueue.unique_key;
+  new.process_at := greatest(now(), coalesce(enqueue.process_at,
+                                             now() + coalesce(enqueue.process_in, 0) * interval '1 second'));
+  new.state := CASE WHEN new.process_at <= now() THEN 1 ELSE 0 END;
+
+  duplicate := true;
+  LOOP
+    IF old_snapshot THEN
+      BEGIN
+        id := :"schema".insert_job(new);
+      EXCEPTION WHEN serialization_failure THEN  -- enqueued by another since this transaction took its snapshot
+        RETURN;
+      END;
+    ELSE
+      id := :"schema".insert_job(new);
+    END IF;
+    EXIT WHEN id IS NOT NULL;
+    SELECT j.job_id INTO id FROM :"schema".job AS j
+    WHERE j.job_id = enqueue.job_id OR j.unique_key = enqueue.unique_key
+    ORDER BY j.job_id = enqueue.job_id DESC NULLS LAST LIMIT 1;
+    IF id IS NOT NULL OR old_snapshot THEN
+      RETURN;
+    END IF;  -- else whoever held the key has left the queue between the two statements: try again
+  END LOOP;
+
+  IF EXISTS (SELECT FROM :"schema".archived_job AS a WHERE a.job_id = enqueue.job_id) THEN
+    DELETE FROM :"schema".job AS j WHERE j.job_id = enqueue.job_id;
+    RETURN;
+  END IF;
+  duplicate := false;
+  IF enqueue.notify THEN
+    PERFORM :"schema".wake(ARRAY[enqueue.queue]);
+  END IF;
+END $$;
+
+-- CANCEL: whoever removes the row first under its lock wins. Answers 'cancelled' (it was not running and is archived),
+-- 'ordered' (it runs: its supervisor will stop it), 'finished' (it is in the archive) or 'unknown'.
+CREATE FUNCTION :"schema".cancel(job_id uuid, reason text DEFAULT 'cancelled') RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  its_state smallint;
+BEGIN
+  SELECT j.state INTO its_state FROM :"schema".job AS j WHERE j.job_id = cancel.job_id FOR UPDATE;
+  IF its_state = 2 THEN
+    UPDATE :"schema".job AS j
+    SET cancel_at = coalesce(j.cancel_at, now()),
+        cancel_reason = CASE WHEN j.cancel_reason = 'killed' THEN 'killed' ELSE cancel.reason END
+    WHERE j.job_id = cancel.job_id;
+    RETURN 'ordered';
+  ELSIF its_state IS NOT NULL THEN
+    WITH gone AS (DELETE FROM :"schema".job AS j WHERE j.job_id = cancel.job_id RETURNING j.*)
+    INSERT INTO :"schema".archived_job AS a (
+      job_id, queue, job_type, payload, attempts, enqueued_at, process_at, status, priority, timeout_s, grace_s,
+      memory_bytes, shutdown, unique_key, crashes, losses, interrupts, starts, checkpoint, history, last_run_id, reason)
+    SELECT g.job_id, g.queue, g.job_type, g.payload, g.attempts, g.enqueued_at, g.process_at, 'cancelled', g.priority,
+      g.timeout_s, g.grace_s, g.memory_bytes, g.shutdown, g.unique_key, g.crashes, g.losses, g.interrupts, g.starts,
+      g.checkpoint, g.history, g.last_run_id, cancel.reason
+    FROM gone AS g
+    ON CONFLICT (job_id) DO UPDATE SET status = excluded.status, reason = excluded.reason, finished_at = now();
+    RETURN 'cancelled';
+  END IF;
+  RETURN CASE WHEN EXISTS (SELECT FROM :"schema".archived_job AS a WHERE a.job_id = cancel.job_id)
+         THEN 'finished' ELSE 'unknown' END;
+END $$;

@@ -1,0 +1,2 @@
+-- PROBE: a sign of life.
+SELECT 1
