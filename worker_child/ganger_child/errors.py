@@ -114,7 +114,8 @@ def postmortem(death: Mapping[str, Any], limits: Mapping[str, Any]) -> BaseExcep
     message = told.get("message") or death.get("message")
     if reason in _INTERRUPTS:
         exception = interruption(reason, limits)
-        return type(exception)(message) if message else exception
+        held = f"{exception}: it held {death['held']} bytes" if death.get("held") else None
+        return type(exception)(message or held or exception)
     if reason in ("exception", "bad-result", "unknown-job-type"):
         message = message or "the job failed, and the process that knew why is gone"
         if reason == "exception":

@@ -25,7 +25,7 @@ from time import sleep
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ganger_child.errors import JobInterrupted, interruption
+from ganger_child.errors import JobInterrupted, JobTimedOut, interruption
 from ganger_child.page import NOBODY, ORDER, ORDER_RUN, ORDER_SERIAL, ORDERS, RUN, Page
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ SIGNAL: Final = signal.SIGRTMIN + 7
 _REPEAT_AFTER: Final = 0.01  # seconds from a lost interrupt to the next: time to leave the __del__ that dropped it
 
 _signal = signal.signal
+_setitimer = signal.setitimer
 _pthread_kill = signal.pthread_kill
 
 
@@ -45,21 +46,74 @@ class Ended(NamedTuple):
     exception: BaseException | None
 
 
-class Interrupt:
-    """The orders for one run. ``armed`` only while the handler has control."""
+class Armed:
+    """Something that may raise in the main thread from a signal handler, but only within the call that it guards."""
+
+    def __init__(self) -> None:
+        self.armed = False
+
+    def run(self, call: Callable[[], Any]) -> Ended:
+        """Call while armed; afterwards it is disarmed, whatever happened."""
+        value: Any = None
+        exception: BaseException | None = None
+        returned = False
+        try:
+            try:
+                self.armed = True
+                self.deliver()  # what came before we were armed
+                value = call()
+                returned = True
+            finally:
+                self.armed = False
+        except BaseException as error:
+            self.armed = False  # it can still be raised on the way into the finally, and ends here
+            exception = None if returned else error
+        return Ended(value, exception)
+
+    def deliver(self) -> None:
+        """Raise what is due, if it may be raised now."""
+
+
+class Alarm(Armed):
+    """A time limit that the child sets itself, on a strategy: its parent does not know that it is being asked.
+
+    It ends what waits and what loops in Python. What loops in C is ended by the job's own limit.
+    """
+
+    def __init__(self, limit: float, what: str) -> None:
+        super().__init__()
+        self._limit = limit
+        self._what = what
+
+    def run(self, call: Callable[[], Any]) -> Ended:
+        former = _signal(signal.SIGALRM, self._ring)
+        _setitimer(signal.ITIMER_REAL, self._limit)
+        try:
+            return super().run(call)
+        finally:
+            _setitimer(signal.ITIMER_REAL, 0.0)
+            _signal(signal.SIGALRM, signal.SIG_DFL if former is None else former)
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        if self.armed:
+            raise JobTimedOut(f"{self._what} took longer than {self._limit:g} s")
+
+
+class Interrupt(Armed):
+    """The orders for one run. Armed only while the handler has control."""
 
     def __init__(self, page: Page, nonce: int, limits: Mapping[str, Any]) -> None:
-        self._page = page
-        self._nonce = nonce
-        self._limits = limits
-        self._order: str | None = None
-        self._serial = 0  # of the order that was raised last; serials begin with 1
-        self._asked = False  # a signal came for this run
-        self._lost = False
-        self._sheltered = 0
-        self.armed = False
+        super().__init__()
+        self.limits = limits
+        self.asked = False  # the signal came, for this run
         self.raised: JobInterrupted | None = None
         self.cancel: Callable[[], None] | None = None  # set while a coroutine runs: how to cancel it
+        self._page = page
+        self._nonce = nonce
+        self._order: str | None = None
+        self._serial = 0  # of the order that was raised last; serials begin with 1
+        self._lost = False
+        self._sheltered = 0
 
     def begin(self) -> None:
         """Enter the run: from here on orders for it are heard, and a kill for it finds it."""
@@ -84,36 +138,21 @@ class Interrupt:
             if 0 < code < len(ORDERS):
                 self._order = ORDERS[code]
 
-    def run(self, call: Callable[[], Any]) -> Ended:
-        """Call with the interrupt armed; afterwards it is disarmed, whatever happened."""
-        value: Any = None
-        exception: BaseException | None = None
-        returned = False
-        try:
-            try:
-                self.armed = True
-                self.deliver()  # an order that came before we were armed
-                value = call()
-                returned = True
-            finally:
-                self.armed = False
-        except BaseException as error:
-            self.armed = False  # an interrupt can still be raised on the way into the finally: it ends here
-            exception = None if returned else error
-        return Ended(value, exception)
-
     def signalled(self) -> None:
         """The signal came. An order that is only written down, without one, is for a handler that looks."""
-        self._asked = self._asked or self.order is not None
+        self.asked = self.asked or self.order is not None
         self.deliver()
 
     def terminated(self) -> None:
-        """SIGTERM came: the last word before the kill if an order came before it, else somebody's mistake."""
-        self.deliver(again=True)
+        """SIGTERM came: the last word before the kill, if an interrupt came before it; else somebody's mistake."""
+        self._deliver(again=True)
 
-    def deliver(self, *, again: bool = False) -> None:
-        """Raise the order that was signalled, if it was not raised yet (or ``again``), and it may be now."""
-        if not (self.armed and self._asked):
+    def deliver(self) -> None:
+        """Raise the order that was signalled, if it was not raised yet, and it may be now."""
+        self._deliver()
+
+    def _deliver(self, *, again: bool = False) -> None:
+        if not (self.armed and self.asked):
             return
         order = self.order
         serial = self._page[ORDER_SERIAL]
@@ -123,7 +162,7 @@ class Interrupt:
             return
         first = self.raised is None
         self._serial, self._lost = serial, False
-        self.raised = interruption(order, self._limits)
+        self.raised = interruption(order, self.limits)
         if first and self.cancel is not None:
             self.cancel()  # a coroutine is cancelled first, and interrupted hard only the second time
         else:
@@ -139,7 +178,7 @@ class Interrupt:
         order = self.order
         if order is None or not self.armed:
             return
-        exception = interruption(order, self._limits)
+        exception = interruption(order, self.limits)
         if _in_main_thread():
             self._serial, self._lost, self.raised = self._page[ORDER_SERIAL], False, exception
         raise exception
@@ -159,7 +198,7 @@ class Interrupt:
         self._sheltered -= 1
         if _in_main_thread():
             self.deliver()
-        elif self._asked:
+        elif self.asked:
             _signal_main_thread()
 
 

@@ -1,0 +1,452 @@
+"""The child: from right after the fork to its end. It runs handlers and reports.
+
+One job after another comes over a socket of its own, and what became of it goes back there: an explicit record, or it
+did not happen. Strategy and callbacks are the user's code too, so they run here, with the exception at hand. Whatever
+user code does to this process, it must not make two reports of one, or a report into a file of its own: so before
+each word we look whether this is still our process and still our socket.
+
+This file decides nothing about a job's fate, and may not unwind into the frames of whoever forked it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import json
+import logging
+import random
+import resource
+import sys
+from _thread import start_new_thread
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from os import O_CLOEXEC, O_WRONLY, _exit, close, dup2, fstat, getpid, write
+from os import open as os_open
+from socket import socket
+from time import monotonic, sleep
+from traceback import print_exc
+from typing import Any, Final, NoReturn
+
+from ganger_child import guard, outcome, retry, titles
+from ganger_child.cleanliness import Cleanliness, stop_timers
+from ganger_child.coroutines import Coroutines
+from ganger_child.errors import (
+    CANNOT_REPORT,
+    BadResult,
+    JobInterrupted,
+    UnknownJobType,
+    interruption,
+    postmortem,
+)
+from ganger_child.handlers import JobType, Loaded, load
+from ganger_child.interrupt import Alarm, Ended, Interrupt, Signals
+from ganger_child.job import Job, set_current
+from ganger_child.options import Options
+from ganger_child.page import Page
+from ganger_child.wire import Channel, Message
+
+_RETIRE_BOUND: Final = 5.0  # seconds to flush and close
+_SMALL: Final = 16 * 1024  # bytes per text of an error that travels beside another one
+_LEAST_RECURSION: Final = 1000
+_OUTRIGHT: Final = ("timeout", "memory", "cancelled", "killed")  # orders that a late return does not undo
+_CALLBACKS: Final = ("failed_attempt", "failed_job")
+
+
+@dataclass(slots=True)
+class _Cost:
+    """What a run cost, from ``start`` to ``stop``."""
+
+    began: float = 0.0
+    cpu_began: float = 0.0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0  # of this process and of those it waited for
+    max_rss: int = 0  # bytes
+
+    @classmethod
+    def start(cls) -> _Cost:
+        with suppress(OSError):  # without it, the peak of an earlier job may show
+            fd = os_open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC)
+            try:
+                write(fd, b"5")
+            finally:
+                close(fd)
+        return cls(monotonic(), _cpu_s())
+
+    def stop(self) -> None:
+        self.wall_s = max(0.0, monotonic() - self.began)
+        self.cpu_s = max(0.0, _cpu_s() - self.cpu_began)
+        self.max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run, or what a post-mortem is about. ``exception`` is what its callbacks are told."""
+
+    nonce: int
+    job: Job
+    job_type: JobType
+    interrupt: Interrupt
+    cost: _Cost
+    exception: BaseException | None = None
+
+
+class Child:
+    """The child, once its process is in order."""
+
+    def __init__(self, channel: Channel, page: Page, parent: int, loaded: Loaded, options: Options, slot: str) -> None:
+        self._channel = channel
+        self._page = page
+        self._parent = parent
+        self._loaded = loaded
+        self._options = options
+        self._slot = slot
+        self._pid = getpid()
+        self._socket = _identity(channel.fileno())
+        self._signals = Signals()
+        self._coroutines = Coroutines()
+        self._cleanliness: Cleanliness | None = None
+        self._failed: _Run | None = None
+        self._timers_left = False
+        self._worked_s = 0.0
+        self._operations: dict[str, Callable[[Message], None]] = {
+            "run": self._run,
+            "postmortem": self._postmortem,
+            "callbacks": self._callbacks,
+        }
+
+    def start(self) -> None:
+        """Call the start hooks, and remember what a clean process looks like. Raises what a hook raises."""
+        self._signals.install()
+        for hook in self._loaded.start_hooks:
+            self._coroutines.call(hook, keep_tasks=True)
+            self._still_ours()
+        self._signals.install_order()
+        self._recover()
+        self._cleanliness = Cleanliness(self._parent)
+        self._rest()
+
+    def serve(self) -> None:
+        """Serve until told to retire, or until nobody is there to tell."""
+        while True:
+            received = self._channel.receive(wait=True, limit=1)
+            for message in received.messages:
+                if message.op == "retire":
+                    return
+                if message.op in self._operations:
+                    self._operations[message.op](message)
+            if received.closed:
+                return
+
+    def retire(self) -> None:
+        """Flush and close what the jobs left open, as far as ``_RETIRE_BOUND`` seconds allow."""
+        start_new_thread(_exit_later, (_RETIRE_BOUND,))
+        for step in (self._coroutines.close, atexit._run_exitfuncs, logging.shutdown, _flush):
+            with suppress(BaseException):
+                step()
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # What is asked
+
+    def _run(self, message: Message) -> None:
+        run = self._begin(message)
+        run.interrupt.begin()
+        self._say("started", nonce=run.nonce)
+        run.cost = _Cost.start()
+        ended = run.interrupt.run(lambda: self._handle(run))
+        self._still_ours()
+        run.cost.stop()
+        self._worked_s += run.cost.wall_s
+        self._recover()
+        result, run.exception = self._judge(run, ended)
+        if run.exception is None:
+            run.interrupt.end()
+            self._rest()
+            self._say("returned", result or b"", nonce=run.nonce, **self._facts(run))
+        else:
+            came_out = ended.exception is not None and _is_interrupt(ended.exception)
+            self._report_failure(run, run.exception, _reason(run.exception), is_interrupt=came_out)
+
+    def _postmortem(self, message: Message) -> None:
+        """Ask about a job whose own child is dead, with an exception that tells how it died."""
+        run = self._begin(message)
+        with suppress(Exception):  # strategy and callbacks get the text of what cannot be read
+            run.job = replace(run.job, payload=run.job_type.loads(run.job.payload))
+        set_current(run.job)
+        run.exception = postmortem(message["death"], message["limits"])
+        self._report_failure(run, run.exception, str(message["death"].get("reason", "crash")))
+
+    def _callbacks(self, message: Message) -> None:
+        """Call what the parent, having decided, names."""
+        run = self._failed
+        if run is None or run.nonce != message["nonce"]:
+            return
+        errors = {}
+        for name in message["names"]:
+            callback = getattr(run.job_type.reactions, name) if name in _CALLBACKS else None
+            ended = Ended(None, None) if callback is None else self._call(callback, run)
+            if ended.exception is not None:
+                errors[name] = outcome.describe(ended.exception, _SMALL)
+        self._recover()
+        self._rest()
+        self._say("callbacks-done", nonce=run.nonce, errors=errors)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Steps of a run
+
+    def _begin(self, message: Message) -> _Run:
+        facts, limits = message["job"], message["limits"]
+        nonce, timeout = message["nonce"], limits.get("timeout")
+        interrupt = Interrupt(self._page, nonce, limits)
+        job = Job.from_wire(facts, limits, message.body.decode(), interrupt)
+        self._failed = None
+        self._signals.current = interrupt
+        set_current(job)
+        titles.show(titles.child(self._slot, job.type, str(job.id), job.attempt, limit=timeout))
+        return _Run(nonce, job, self._loaded.find(job.type), interrupt, _Cost())
+
+    def _handle(self, run: _Run) -> Any:
+        """Read the payload and call the handler: both are the user's, and can be interrupted."""
+        run.job = replace(run.job, payload=run.job_type.loads(run.job.payload))
+        set_current(run.job)
+        return self._coroutines.call_interruptibly(run.interrupt, run.job_type.call, run.job)
+
+    def _judge(self, run: _Run, ended: Ended) -> tuple[bytes | None, BaseException | None]:
+        """Say what the run came to: a result, or an exception.
+
+        A limit or a cancel order that came before the end stands, though the handler swallowed it and returned. At
+        shutdown it is the other way round: a complete result wins.
+        """
+        if ended.exception is not None:
+            return None, ended.exception
+        order = run.interrupt.order
+        if order in _OUTRIGHT:
+            late = interruption(order, run.interrupt.limits)
+            return None, type(late)(f"{late}; the handler swallowed the interrupt and returned")
+        try:
+            return outcome.encode(ended.value, self._options.max_result), None
+        except BadResult as error:
+            return None, error
+        finally:
+            self._still_ours()  # encoding may call the value's methods
+
+    def _report_failure(self, run: _Run, exception: BaseException, reason: str, *, is_interrupt: bool = False) -> None:
+        order = run.interrupt.order
+        stopped = order is not None and is_interrupt
+        strategy, strategy_error = None, None
+        # Nobody would read the answer about a job that is cancelled, or goes back because of a shutdown.
+        if order not in ("cancelled", "killed") and not (order == "shutdown" and (stopped or run.interrupt.asked)):
+            strategy, strategy_error = self._ask_strategy(run)
+        run.interrupt.end()
+        self._failed = run
+        facts = self._facts(run)
+        if run.job_type.reactions.failed_attempt or run.job_type.reactions.failed_job:
+            facts["clean"] = False  # what they will do to this process is not known yet
+        self._say(
+            "raised",
+            nonce=run.nonce,
+            reason=reason,
+            error=outcome.describe(exception),
+            interrupted=order is not None,
+            clean_interrupt=stopped,
+            strategy=strategy,
+            strategy_error=strategy_error,
+            **facts,
+        )
+
+    def _ask_strategy(self, run: _Run) -> tuple[dict[str, Any] | None, outcome.Error | None]:
+        ask = run.job_type.reactions.retry_strategy
+        if ask is None:
+            return None, None
+        alarm = Alarm(self._options.callback_timeout, "the retry strategy")
+        answer = alarm.run(lambda: retry.checked(self._coroutines.call(ask, run.job, run.exception)))
+        self._still_ours()
+        self._recover()
+        if answer.exception is not None:
+            return None, outcome.describe(answer.exception, _SMALL)
+        return (None if answer.value is None else answer.value.to_wire()), None
+
+    def _call(self, callback: Callable[..., Any], run: _Run) -> Ended:
+        try:
+            return Ended(self._coroutines.call(callback, run.job, run.exception), None)
+        except BaseException as error:
+            return Ended(None, error)
+        finally:
+            self._still_ours()
+
+    def _facts(self, run: _Run) -> dict[str, Any]:
+        return {
+            "wall_s": run.cost.wall_s,
+            "cpu_s": run.cost.cpu_s,
+            "max_rss": run.cost.max_rss,
+            "clean": self._is_clean(),
+            "worked_s": self._worked_s,
+        }
+
+    def _is_clean(self) -> bool:
+        if self._signals.signalled or self._timers_left or self._cleanliness is None:
+            return False
+        return self._cleanliness.difference() is None
+
+    def _recover(self) -> None:
+        """Undo what would harm our own next steps, and bring out what was printed."""
+        self._timers_left = stop_timers() or self._timers_left
+        with suppress(Exception):
+            if sys.getrecursionlimit() < _LEAST_RECURSION:
+                sys.setrecursionlimit(_LEAST_RECURSION)
+        _flush()
+
+    def _rest(self) -> None:
+        set_current(None)
+        self._failed = None
+        self._signals.current = None
+        titles.show(titles.child(self._slot))
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Words to the parent
+
+    def _say(self, op: str, body: bytes = b"", **fields: Any) -> None:
+        """Send, unless this is a copy of our process, or not our socket any more: then end."""
+        self._still_ours()
+        try:
+            ours = _identity(self._channel.fileno()) == self._socket
+            sent = ours and self._channel.send(op, body, wait=True, **fields)
+        except OSError:  # the descriptor is closed, or there is none left for a large body
+            sent = False
+        if not sent:
+            _exit(CANNOT_REPORT)
+
+    def _still_ours(self) -> None:
+        """A handler that forks returns twice: the copy ends here."""
+        if getpid() != self._pid:
+            _exit(0)
+
+
+def _reason(exception: BaseException) -> str:
+    if isinstance(exception, UnknownJobType):
+        return "unknown-job-type"
+    return "bad-result" if isinstance(exception, BadResult) else "exception"
+
+
+def _is_interrupt(exception: BaseException) -> bool:
+    """Whether what came out of a handler is the interrupt itself, perhaps in a group of its like."""
+    if isinstance(exception, BaseExceptionGroup):
+        return exception.split(JobInterrupted)[1] is None
+    return isinstance(exception, JobInterrupted)
+
+
+def _cpu_s() -> float:
+    own, waited_for = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + waited_for.ru_utime + waited_for.ru_stime
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BaseException):  # the user's object, perhaps closed, perhaps no stream at all
+            stream.flush()
+
+
+def _exit_later(bound: float) -> None:
+    sleep(bound)
+    _exit(0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From the fork to the first job
+
+
+def run_child(
+    *, wire: socket, output_fd: int, page_fd: int, parent: int, loaded: Loaded | None, options: Options, slot: str
+) -> NoReturn:
+    """Be a child, from right after the fork (or exec) to the end of the process.
+
+    ``wire`` is its end of the connection to the supervisor, ``output_fd`` what its output goes to, ``page_fd`` the
+    page it shares with its warden, whose pid is ``parent``. Where ``loaded`` is None it loads the handlers itself.
+    """
+    code = 1
+    try:
+        channel, page = _settle(wire, output_fd, page_fd, parent)
+        titles.prepare(keep_environ=options.keep_environ)
+        child = _boot(channel, page, parent, loaded, options, slot)
+        child.serve()
+        code = 0
+        child.retire()
+    except BaseException:
+        print_exc()
+        _flush()
+    finally:
+        _exit(code)
+
+
+def _boot(channel: Channel, page: Page, parent: int, loaded: Loaded | None, options: Options, slot: str) -> Child:
+    """Load what is not loaded, call the start hooks, and say that the child is ready, or why it is not."""
+    try:
+        found = loaded if loaded is not None else load(options)
+        child = Child(channel, page, parent, found, options, slot)
+        child.start()
+    except BaseException as error:
+        channel.send("boot-error", wait=True, error=outcome.describe(error)["traceback"])
+        raise
+    channel.send("ready", wait=True, job_types=None if loaded is not None else found.job_types)
+    return child
+
+
+def _settle(wire: socket, output_fd: int, page_fd: int, parent: int) -> tuple[Channel, Page]:
+    """Put the process in order: its session, descriptors, signals, streams, and what a fork must not copy."""
+    guard.new_session()
+    guard.die_with_parent(parent)
+    guard.default_signals()
+    guard.empty_stdin()
+    for standard in (1, 2):
+        dup2(output_fd, standard, inheritable=True)
+    if output_fd > 2:
+        close(output_fd)
+    channel = Channel(socket(fileno=guard.move_fd_high(wire.detach())))
+    page = Page(page_fd)
+    close(page_fd)
+    sys.stdout, sys.stderr = _stream(sys.stdout, 1), _stream(sys.stderr, 2)
+    atexit._clear()
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    return channel, page
+
+
+def _stream(stream: Any, fd: int) -> Any:
+    """Make a text stream that shows each line at once and can hold any character; the one that is there, if it can."""
+    try:
+        if stream.fileno() == fd:
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+            return stream
+    except Exception:  # none, replaced, or closed: an import did that
+        pass
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def main() -> NoReturn:
+    """Be a child with an interpreter of its own (start method "spawn")."""
+    parser = argparse.ArgumentParser(prog="ganger_child.child", description="Started by ganger, not by hand.")
+    for name in ("wire", "output", "page", "parent"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in ("slot", "options"):
+        parser.add_argument(f"--{name}", required=True)
+    arguments = parser.parse_args()
+    run_child(
+        wire=socket(fileno=arguments.wire),
+        output_fd=arguments.output,
+        page_fd=arguments.page,
+        parent=arguments.parent,
+        loaded=None,
+        options=Options.from_json(json.loads(arguments.options)),
+        slot=arguments.slot,
+    )
+
+
+if __name__ == "__main__":
+    main()
