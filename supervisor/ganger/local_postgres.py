@@ -71,7 +71,7 @@ SETTINGS: Final = {
     "log_truncate_on_rotation": "on",
 }
 UNFINISHED: Final = ".unfinished"  # the suffix of a folder until it is complete and gets its name
-NOT_DURABLE: Final = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+NOT_DURABLE: Final = {"fsync": "off", "full_page_writes": "off"}
 
 
 class LocalPostgresError(Exception):
@@ -114,11 +114,11 @@ class LocalPostgres:
         for cluster in self._clusters():
             if cluster.answers():
                 return cluster.url
-        with self._locked():
+        with self._locked() as lock:
             cluster = self._cluster
             self._settle(cluster)
             if not cluster.answers():
-                self._launch(cluster)
+                self._launch(cluster, lock)
             return cluster.url
 
     def stop(self) -> None:
@@ -181,12 +181,12 @@ class LocalPostgres:
     # Starting and stopping, all of it under the lock
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[int]:
         try:
             self._make_data_dir()
             with open(self.data_dir / "lock", "a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                yield
+                yield lock.fileno()
         except OSError as error:
             raise LocalPostgresError(
                 f"The local PostgreSQL cannot keep its data in {self.data_dir}: {error}. "
@@ -224,11 +224,11 @@ class LocalPostgres:
         if cluster.postmaster() and not cluster.answers():  # somebody cleaned its socket away
             self._halt(cluster)
 
-    def _launch(self, cluster: _Cluster) -> None:
+    def _launch(self, cluster: _Cluster, lock: int) -> None:
         self._check_way()
         programs = self._reachable(self._programs(cluster))
         if not cluster.folder.exists():
-            self._initialise(cluster, programs)
+            self._initialise(cluster, programs, lock)
         self._make_socket_folder(cluster)
         log = cluster.folder / "start.log"
         settings = self._settings | {"unix_socket_directories": str(cluster.socket_folder)}
@@ -245,20 +245,26 @@ class LocalPostgres:
                 )  # fmt: skip
                 return
             except LocalPostgresError as error:
-                if time.monotonic() > deadline or cluster.postmaster():
+                self._settle(cluster)  # the start of somebody who was killed meanwhile goes on without them
+                if cluster.answers():
+                    return
+                if time.monotonic() > deadline:
                     said = log.read_text(errors="replace") if log.exists() else ""
                     raise LocalPostgresError(f"{error}\n{said}".rstrip()) from error
             time.sleep(0.25)
 
-    def _initialise(self, cluster: _Cluster, programs: _Programs) -> None:
-        """Make the data folder under another name first, so that an interrupted start leaves nothing half-made."""
+    def _initialise(self, cluster: _Cluster, programs: _Programs, lock: int) -> None:
+        """Make the data folder under another name first, so that an interrupted start leaves nothing half-made.
+
+        initdb holds the lock too: if we are killed, it goes on, and nobody may remove its folder under its hands.
+        """
         unfinished = cluster.folder.with_suffix(UNFINISHED)
         if unfinished.exists():
             shutil.rmtree(unfinished)
         self._make_private(unfinished)
         self._run(
             programs.folder / "initdb", "--pgdata", unfinished, "--username=postgres", "--auth=trust",
-            "--encoding=UTF8", "--no-locale",
+            "--encoding=UTF8", "--no-locale", holding=(lock,),
         )  # fmt: skip
         unfinished.rename(cluster.folder)
 
@@ -314,7 +320,7 @@ class LocalPostgres:
         if cluster.socket_folder != cluster.folder:
             shutil.rmtree(cluster.socket_folder, ignore_errors=True)
 
-    def _run(self, *command: str | Path, check: bool = True) -> int:
+    def _run(self, *command: str | Path, check: bool = True, holding: tuple[int, ...] = ()) -> int:
         """Run one of PostgreSQL's programs as the server's account; return its exit code."""
         ours = ("PG", "GANGER_")  # libpq's settings are the client's, and the server is no part of a supervisor's tree
         environ = {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {"LC_ALL": "C"}
@@ -325,7 +331,7 @@ class LocalPostgres:
             try:
                 code = subprocess.run(
                     command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                    cwd="/", env=environ, umask=0o077, **account,
+                    cwd="/", env=environ, umask=0o077, pass_fds=holding, **account,
                 ).returncode  # fmt: skip
                 output.seek(0)
                 said = output.read().decode(errors="replace").strip()
@@ -398,7 +404,7 @@ class _Programs:
     @cached_property
     def version(self) -> str:
         """The programs' version, such as "18.6"; empty if they are not all there or do not run on this machine."""
-        if not all((self.folder / program).is_file() for program in PROGRAMS):
+        if not all(os.access(self.folder / program, os.X_OK) for program in PROGRAMS):
             return ""
         command = [str(self.folder / "postgres"), "--version"]
         try:
