@@ -273,7 +273,7 @@ class Config:
         "console", word, "Events for people or for machines: {words}.", words=("console", "json")
     )
     log_level: str = _setting(
-        "info", word, "Least level of the events shown.", words=("debug", "info", "warning", "error")
+        "info", word, "Least level of the events shown: {words}.", words=("debug", "info", "warning", "error")
     )
     database_url: str | None = _setting(
         None, database_url, "PostgreSQL, as a URL or key=value words (else DATABASE_URL, PG*, the local one)."

@@ -1,0 +1,1 @@
+"""Example A: the basics. Start a supervisor, enqueue a job, watch it run."""

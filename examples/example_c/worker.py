@@ -1,0 +1,33 @@
+"""Terminal 1 of example C: a supervisor to press Ctrl-C on while a job runs.
+
+python -m examples.example_c.worker [--shutdown terminate]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from examples import common
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.example_c.worker", description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--shutdown", choices=["wait", "terminate"], default="wait", help="what Ctrl-C does to a computing job"
+    )
+    options = parser.parse_args()
+
+    common.preamble()
+    print(f"Starting a supervisor for the {common.QUEUE} queue with polling interval 1 s")
+    return common.run(
+        target="examples.example_c.jobs:handle_job",
+        handler_mode="advanced",
+        poll_interval=1,
+        concurrency=1,
+        shutdown=options.shutdown,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Which database: the one that is named, else the PostgreSQL that starts by itself.
+
+Named is it by ``--database-url`` (or its GANGER_DATABASE_URL, or a file), else by DATABASE_URL, else by libpq's PG*
+variables. A named database is never changed behind its owner's back: only the local one gets its tables by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from ganger import config
+
+# Those of libpq's variables that say where to go; PGPASSWORD or PGAPPNAME alone name no database.
+NAMING: Final = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGSERVICE", "PGUSER")
+
+
+class Place(NamedTuple):
+    """Where the database is. ``conninfo`` is for libpq: empty where PG* says it all."""
+
+    conninfo: str
+    local: bool  # it is the PostgreSQL that starts by itself
+    description: str  # for people; holds no password
+
+
+def locate(database_url: str | None = None, environ: Mapping[str, str] | None = None) -> Place:
+    """Find the database, starting the local PostgreSQL if none is named.
+
+    Raises ConfigError for a DATABASE_URL that is none, and LocalPostgresError where the local one cannot be started.
+    """
+    environ = os.environ if environ is None else environ
+    if database_url is not None:
+        return Place(database_url, False, "the database that the settings name")
+    if environ.get("DATABASE_URL"):
+        return Place(
+            config.database_url(environ["DATABASE_URL"], "DATABASE_URL"), False, "the database of DATABASE_URL"
+        )
+    if named := [name for name in NAMING if environ.get(name)]:
+        return Place("", False, f"the database of {', '.join(named)}")
+    from ganger.local_postgres import LocalPostgres  # its imports are only paid where it is used
+
+    local = LocalPostgres()
+    return Place(local.start(), True, f"the local PostgreSQL in {local.data_dir}")
+
+
+def ready_database(database_url: str | None = None, schema: str = "proletarian") -> Place:
+    """Find the database; the local one also gets its tables. Raises as ``locate``, and what psycopg raises."""
+    place = locate(database_url)
+    if place.local:
+        from ganger.database import connect, install
+
+        with connect(place.conninfo) as conn:
+            install(conn, schema)
+    return place
