@@ -26,7 +26,7 @@ FLOORS = (
     {"gang", "database_threads", "locate"},
     {"client"},
     {"database", "incarnation", "local_postgres", "events"},
-    {"config"},
+    {"config", "sql"},
     {"core"},
 )
 FLOOR = {name: number for number, names in enumerate(reversed(FLOORS)) for name in names}
