@@ -1,4 +1,4 @@
-"""The queue in PostgreSQL as plain functions: one per statement or per transaction, on a connection made by ``connect``.
+"""The queue in PostgreSQL as plain functions: one per statement or transaction, on a connection made by ``connect``.
 
 Each function is one transaction, READ COMMITTED and READ WRITE whatever the server's defaults are (a sweep under an
 older snapshot would leave orphans), and either does what it says or raises psycopg's error with nothing done. The
@@ -34,6 +34,7 @@ STATEMENT_TIMEOUT: Final = 10.0  # seconds, on the server
 PROMOTE_MOST: Final = 500  # rows a promotion takes at once
 GIVE_BACK_MOST: Final = 500  # rows given back by one statement of a sweep
 LONGEST_DELAY: Final = 3650 * 86400.0  # seconds; a retry later than that is meant as never
+WAIT: Final = 0.25  # seconds between tries to reach a database at start
 TURN: Final = 0.05  # seconds after which to ask again while another supervisor promotes
 
 # What a connection has unless the caller's conninfo says otherwise: a peer that is gone is noticed within 15 s.
@@ -93,14 +94,14 @@ def wait_for_database(
     *,
     name: str = "ganger",
     on_wait: Callable[[str], object] = lambda error: None,
-    stopped: Callable[[float], bool] = lambda seconds: bool(time.sleep(seconds)),
+    stopped: Callable[[float], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Connection:
     """Return a connection to a database whose schema fits.
 
     Tries for ``limit`` seconds; a server that is starting up or has too many clients is alive, and waited for without
-    limit. ``on_wait`` is told the error of the first failure; ``stopped(seconds)`` waits that long, and ends the
-    waiting by returning true. Raises DatabaseUnreachable, SchemaMissing or SchemaMismatch.
+    limit. ``on_wait`` is told the error of the first failure; ``stopped(seconds)`` replaces the sleep between two
+    tries, and ends the waiting by returning true. Raises DatabaseUnreachable, SchemaMissing or SchemaMismatch.
     """
     since, told = clock(), False
     while True:
@@ -117,7 +118,9 @@ def wait_for_database(
             if not told:
                 on_wait(reason)
             told = True
-        if stopped(0.25):
+        if stopped is None:
+            time.sleep(WAIT)
+        elif stopped(WAIT):
             raise DatabaseUnreachable(f"Stopped while waiting for the database at {where(conninfo)}: {reason}")
     try:
         check_schema(conn, schema)
@@ -131,7 +134,7 @@ def alive(conninfo: str, error: psycopg.Error) -> bool:
     """Whether a connection was refused by a server that is there and will take one soon."""
     if error.sqlstate in ("53300", "57P03") or "too many clients" in str(error) or "connection slots" in str(error):
         return True
-    return PGconn.ping(make_conninfo(**{**conninfo_to_dict(conninfo), "connect_timeout": "5"}).encode()) == Ping.REJECT
+    return PGconn.ping(make_conninfo(conninfo, connect_timeout="5").encode()) == Ping.REJECT
 
 
 def where(conninfo: str) -> str:
@@ -172,7 +175,7 @@ def install(conn: Connection, schema: str = SCHEMA) -> list[int]:
     Does nothing where all is there; any number of installations may run at once. One transaction per version. Raises
     SchemaMismatch where the schema is newer than this code or belongs to something else.
     """
-    applied = []
+    applied: list[int] = []
     while True:
         with _transaction(conn, patient=True):
             _row(conn, "install_lock", schema)
@@ -494,7 +497,7 @@ def find_outcomes(conn: Connection, schema: str, runs: Sequence[tuple[UUID, UUID
         return {}
     values = {"job_ids": [job_id for job_id, _ in runs], "run_ids": [run_id for _, run_id in runs]}
     with _transaction(conn):
-        return {run_id: status for run_id, status in reversed(_rows(conn, "find_outcomes", schema, values))}
+        return dict(reversed(_rows(conn, "find_outcomes", schema, values)))
 
 
 def _finish(conn: Connection, schema: str, outcomes: Sequence[Archive]) -> set[UUID]:
@@ -633,10 +636,7 @@ def status(conn: Connection, schema: str = SCHEMA) -> Status:
     """What ``ganger status`` shows."""
     with _transaction(conn, patient=True):
         queues = tuple(QueueStatus(*row) for row in _rows(conn, "status_queues", schema))
-        supervisors = tuple(
-            SupervisorStatus(*row[:5], json.loads(row[5]), *row[6:])
-            for row in _rows(conn, "status_supervisors", schema)
-        )
+        supervisors = tuple(SupervisorStatus(*row) for row in _rows(conn, "status_supervisors", schema))
         archive = tuple(ArchiveTotal(*row) for row in _rows(conn, "status_archive", schema))
     return Status(queues, supervisors, archive)
 

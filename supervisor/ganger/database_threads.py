@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -439,7 +440,7 @@ class _Store(_Owner):
     def _sweep(self, conn: Connection) -> None:
         while self._sweeps:
             order = next(iter(self._sweeps.values()))
-            swept = _again(lambda order=order: database.sweep(conn, self.schema, order.supervisor_id, order.beat))
+            swept = _again(partial(database.sweep, conn, self.schema, order.supervisor_id, order.beat))
             del self._sweeps[order.supervisor_id]
             self.post(swept)
 
