@@ -299,7 +299,7 @@ def test_pg_variables_name_the_database(ganger: Ganger, database: str, monkeypat
 
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
-    """A data folder for a local PostgreSQL of the test's own. As root, PostgreSQL has another account: it must see it."""
+    """A data folder for a local PostgreSQL of the test's own. As root, PostgreSQL has another account."""
     with tempfile.TemporaryDirectory(prefix="ganger-cli-") as folder:
         Path(folder).chmod(0o711)
         yield Path(folder, "data")
@@ -326,3 +326,12 @@ def test_the_local_postgresql_is_named_and_gets_its_tables(data_dir: Path, monke
         assert json.loads(in_a_process("db", "status", "--json").stdout)["running"] is False
     finally:
         assert [in_a_process("db", "reset", "--yes").returncode for _ in range(2)] == [0, 0]
+
+
+def test_the_public_names_are_there_and_the_star_import_works() -> None:
+    import ganger
+
+    assert all(hasattr(ganger, name) for name in ganger.__all__)
+    assert set(ganger.__all__) <= set(dir(ganger))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ganger.nothing  # noqa: B018

@@ -47,13 +47,6 @@ def said(
     return out.getvalue(), err.getvalue()
 
 
-def wait_until(condition: Callable[[], bool], limit: float = 10.0) -> None:
-    until = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < until, "the condition did not come true in time"
-        time.sleep(0.005)
-
-
 def test_the_table_has_every_name_of_the_contract_and_no_unknown_level() -> None:
     assert set(EVENTS) >= DESIGNED
     assert {wording.level for wording in EVENTS.values()} <= set(LEVELS)
@@ -157,6 +150,16 @@ def test_a_log_that_hangs_delays_nobody() -> None:
     release.set()
 
 
+def test_flush_waits_for_what_was_said() -> None:
+    err = io.StringIO()
+    talk = Events(out=io.StringIO(), err=err)
+    for number in range(100):
+        talk.emit("handling-job", number=number)
+        assert talk.flush(30)
+        assert err.getvalue().count("\n") == number + 1
+    assert talk.close()
+
+
 def test_a_pipe_that_nobody_reads_costs_lines_and_no_time_and_the_loss_is_told() -> None:
     reader, writer = os.pipe()
     with open(writer, "w") as err:
@@ -164,6 +167,7 @@ def test_a_pipe_that_nobody_reads_costs_lines_and_no_time_and_the_loss_is_told()
         # One batch fills the pipe and blocks the writer; what follows fills the queue.
         while talk._lines._dropped < 10:
             talk.emit("handling-job", **JOB, filler="x" * 1000)
+        assert not talk.flush(timeout=0.05)
         assert not talk.close(timeout=0.05)
 
         received: list[bytes] = []

@@ -10,14 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from ganger.client import DuplicateJob, cancel, enqueue, enqueue_async, enqueue_many
+    from ganger.client import BadJob, DuplicateJob, NewJob, cancel, enqueue, enqueue_async, enqueue_many
     from ganger.config import Config, ConfigError
     from ganger.supervisor import Supervisor
 
 __all__ = [
+    "BadJob",
     "Config",
     "ConfigError",
     "DuplicateJob",
+    "NewJob",
     "Supervisor",
     "cancel",
     "enqueue",
@@ -26,7 +28,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "ganger.client": ("DuplicateJob", "cancel", "enqueue", "enqueue_async", "enqueue_many"),
+    "ganger.client": ("BadJob", "DuplicateJob", "NewJob", "cancel", "enqueue", "enqueue_async", "enqueue_many"),
     "ganger.config": ("Config", "ConfigError"),
     "ganger.supervisor": ("Supervisor",),
 }

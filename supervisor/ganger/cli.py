@@ -342,7 +342,7 @@ def enqueue(options: argparse.Namespace) -> int:
             job_id = client.enqueue(conn, **job, **keywords)
         except client.DuplicateJob as error:
             raise Failure(FAILED, str(error)) from None
-        except (ValueError, TypeError) as error:
+        except client.BadJob as error:
             raise Failure(USAGE, str(error)) from None
     print(job_id)
     return OK

@@ -9,7 +9,6 @@ This file may not open a connection, start a process or import a handler.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -192,6 +191,8 @@ def _callback(value: object, label: str) -> Callable[..., Any]:
 
 
 def _suggestion(value: object, words: Iterable[str]) -> str:
+    import difflib  # 10 ms that only a mistake costs
+
     close = difflib.get_close_matches(str(value), list(words), n=1)
     return f" Did you mean {close[0]}?" if close else ""
 

@@ -76,6 +76,7 @@ EVENTS: Final[dict[str, Wording]] = {
     "leftovers-killed": Wording("warning", "{job}|left {count} processes|on {slot}"),
     "child-unkillable": Wording("error", "{job}|{slot}|survives SIGKILL: {pids}"),
     "child-garbage": Wording("error", "{job}|{slot}|sends what is no message and is replaced"),
+    "template-threads": Wording("warning", "the handlers' import left threads running, which no child has: {threads}"),
     "boot-failed": Wording("error", "{slot}|{error}"),
     # the database
     "database-lost": Wording("error", "{error}"),
@@ -151,13 +152,17 @@ class Events:
         data = {"job_id": job_id, "job_type": job_type, "line": line}
         self._lines.put(_Entry(time.time(), "", "info", data), size=len(line))
 
+    def flush(self, timeout: float = 1.0) -> bool:
+        """Wait until what was said so far is written, at most ``timeout`` seconds. Not for the loop's thread."""
+        until = time.monotonic() + timeout
+        return all(queue.flush(until - time.monotonic()) for queue in filter(None, (self._calls, self._lines)))
+
     def close(self, timeout: float = 5.0) -> bool:
         """Write what waits and stop; what is not written after ``timeout`` seconds is given up (False then)."""
         until = time.monotonic() + timeout
         complete = True
-        for queue in (self._calls, self._lines):  # in this order: the first may still write to the second
-            if queue:
-                complete = queue.close(until - time.monotonic()) and complete
+        for queue in filter(None, (self._calls, self._lines)):  # in this order: the first may write to the second
+            complete = queue.close(until - time.monotonic()) and complete
         return complete
 
     # In the writer's thread ------------------------------------------------------------------------------------------
@@ -305,6 +310,7 @@ class _Queue:
         self._chars = 0
         self._dropped = 0
         self._closed = False
+        self._busy = False  # the thread has taken entries and is not done with them
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -317,12 +323,16 @@ class _Queue:
             self._chars += size
             self._waiting.append(entry)
             if len(self._waiting) == 1:
-                self._changed.notify()
+                self._changed.notify_all()
+
+    def flush(self, timeout: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._busy, max(0.0, timeout))
 
     def close(self, timeout: float) -> bool:
         with self._changed:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join(max(0.0, timeout))
         return not self._thread.is_alive()
 
@@ -333,8 +343,11 @@ class _Queue:
     def _take(self) -> list[_Entry]:
         """Wait for entries and take them all; an empty list once the queue is closed and nothing is left."""
         with self._changed:
+            self._busy = False
+            self._changed.notify_all()  # whoever flushes
             while not self._waiting and not self._closed:
                 self._changed.wait()
+            self._busy = True
             batch = list(self._waiting)
             self._waiting.clear()
             self._chars = 0
