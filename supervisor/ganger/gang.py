@@ -259,10 +259,7 @@ class Gang:
     def _environment(self) -> dict[str, str]:
         """One core for each job: libraries that would start a thread for every core are told not to."""
         cookie = str(self._settings.incarnation)
-        environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ, "GANGER_COOKIE": cookie}
-        if self._settings.options.keep_environ:
-            environment["SPT_NOENV"] = "1"
-        return environment
+        return {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ, "GANGER_COOKIE": cookie}
 
     def _stop_template(self, command: m.StopTemplate) -> None:
         """Ask it to go. One that is still importing cannot hear, and one that was asked before does not: killed."""

@@ -159,6 +159,7 @@ def main() -> NoReturn:
     lock = None if arguments.lock is None else guard.move_fd_high(arguments.lock)
     try:
         options = Options.from_json(_boot(control).fields)
+        titles.prepare(keep_environ=options.keep_environ)
         titles.show(titles.template(options.target))
         loaded = None if options.start_method == "spawn" else load(options)
     except BaseException as error:
