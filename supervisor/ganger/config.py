@@ -178,7 +178,7 @@ def _parse_queues(value: str, label: str) -> list[tuple[str, int | None]]:
 
 
 def _queue_name(value: object, label: str) -> str:
-    name = text(value, f"a queue in {label}")
+    name = text(value, f"a queue in {label}", longest=2000)
     if "," in name or "=" in name:
         raise ConfigError(f"a queue in {label} is {name!r}: a name here can hold neither a comma nor an equals sign.")
     return name
