@@ -1,4 +1,4 @@
-"""What the examples share: the database, the counts at the start and at the end, and the running of a supervisor."""
+"""What the examples share: the database, the counts at the start and at the end, and the prompt."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 
-from ganger import Config, Supervisor, enqueue
-from ganger.database import counts
+from ganger import enqueue
+from ganger.database import SchemaMissing, check_schema, counts
 from ganger.locate import ready_database
 
 QUEUE = "default"
@@ -24,6 +24,10 @@ def connect() -> psycopg.Connection[Any]:
 def preamble() -> None:
     """Say how many jobs there are before the example begins."""
     with connect() as conn:
+        try:
+            check_schema(conn)
+        except SchemaMissing:
+            sys.exit("The database has no tables of ganger yet. Make them: python -m examples.db install")
         count = counts(conn, queue=QUEUE)
     print(f"Number of jobs in the {QUEUE} queue: {count.queue}")
     print(f"Number of jobs in the proletarian.job table: {count.jobs}")
@@ -37,22 +41,15 @@ def summary() -> None:
     """Say how many jobs have succeeded and failed."""
     with connect() as conn:
         rows = conn.execute("SELECT status, count(*) FROM proletarian.archived_job GROUP BY status").fetchall()
-    counts = dict(rows)
-    print(f"Number of successful jobs: {counts.get('success', 0)}")
-    print(f"Number of failed jobs: {counts.get('failure', 0)}", flush=True)
+    jobs = dict(rows)
+    print(f"Number of successful jobs: {jobs.get('success', 0)}")
+    print(f"Number of failed jobs: {jobs.get('failure', 0)}", flush=True)
 
 
 def on_polling_error(error: Exception) -> bool:
     """Say that the database could not be asked. False: go on, and ask again."""
     print(f"Polling error (will retry): [{type(error).__name__}] {error}", flush=True)
     return False
-
-
-def run(**settings: Any) -> int:
-    """Run a supervisor that tells every poll and ends with the summary. Returns the exit code."""
-    sys.stdout.flush()
-    config = Config(log_level="debug", on_polling_error=on_polling_error, on_shutdown=summary, **settings)
-    return Supervisor(config).run()
 
 
 def enqueue_and_show(conn: psycopg.Connection[Any], job_type: str, payload: Mapping[str, Any]) -> None:

@@ -46,7 +46,10 @@ class Terminal:
         until = time.monotonic() + limit
         while not (match := re.compile(pattern, re.M).search(self.shown, self._read_up_to)):
             more = self._read(until - time.monotonic())
-            assert more, f"{pattern!r} did not come within {limit:g} s in:\n{self.shown}"
+            ended = (
+                f"the program ended (exit code {self.process.poll()})" if time.monotonic() < until else f"{limit:g} s"
+            )
+            assert more, f"{pattern!r} did not come before {ended} in:\n{self.shown}"
         self._read_up_to = match.end()
         return match
 

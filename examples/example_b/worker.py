@@ -9,6 +9,7 @@ import argparse
 import sys
 
 from examples import common
+from ganger import Config, Supervisor
 
 JOBS = "examples.example_b.jobs"
 
@@ -21,14 +22,18 @@ def main() -> int:
 
     common.preamble()
     print(f"Starting a supervisor for the {common.QUEUE} queue")
-    print(f"Polling interval: {options.polling_interval} seconds. Slots: {options.slots}")
-    return common.run(
+    print(f"Polling interval: {options.polling_interval} seconds. Slots: {options.slots}", flush=True)
+    config = Config(
         target=f"{JOBS}:handle_job",
         retry_strategy=f"{JOBS}:retry_strategy",
         failed_job=f"{JOBS}:handle_failed_job",
         poll_interval=options.polling_interval,
         concurrency=options.slots,
+        log_level="debug",
+        on_polling_error=common.on_polling_error,
+        on_shutdown=common.summary,
     )
+    return Supervisor(config).run()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import argparse
 import sys
 
 from examples import common
+from ganger import Config, Supervisor
 
 
 def main() -> int:
@@ -19,14 +20,18 @@ def main() -> int:
     options = parser.parse_args()
 
     common.preamble()
-    print(f"Starting a supervisor for the {common.QUEUE} queue with polling interval 1 s")
-    return common.run(
+    print(f"Starting a supervisor for the {common.QUEUE} queue with polling interval 1 s", flush=True)
+    config = Config(
         target="examples.example_c.jobs:handle_job",
         handler_mode="advanced",
         poll_interval=1,
         concurrency=1,
         shutdown=options.shutdown,
+        log_level="debug",
+        on_polling_error=common.on_polling_error,
+        on_shutdown=common.summary,
     )
+    return Supervisor(config).run()
 
 
 if __name__ == "__main__":
