@@ -186,6 +186,16 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     assert done.stderr == b""
 
 
+def test_a_full_disk_is_one_sentence() -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "ganger", "install", "--sql"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, env=environ, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("ganger: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_help_does_not_import_the_database_driver() -> None:
     script = "import sys; from ganger import cli; cli.parser().format_help(); print('psycopg' in sys.modules)"
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

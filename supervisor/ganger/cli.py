@@ -88,11 +88,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `ganger status | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _forget_stdout()
         return FAILED
+    except OSError as error:  # a full disk, say
+        _forget_stdout()
+        return _fail(FAILED, f"{error}.")
     except Exception as error:
         return _fail(*_explain(error))
     return code
+
+
+def _forget_stdout() -> None:
+    """What Python still holds for stdout is lost, and must not fail once more at the exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _fail(code: int, sentence: str) -> int:
