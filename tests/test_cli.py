@@ -285,16 +285,16 @@ def test_status_and_reset(ganger: Ganger, database: str, monkeypatch: pytest.Mon
     with psycopg.connect(database) as conn:
         conn.execute(
             "INSERT INTO proletarian.supervisor (incarnation, name, host, pid, lease_s, info) VALUES"
-            " (gen_random_uuid(), 'web1', 'box', 7, 120, '{\"slots\": {\"any\": 3}}')"
+            ' (gen_random_uuid(), \'web1\', \'box\', 7, 120, \'{"lanes": {"any": {"slots": 3, "running": 1}}}\')'
         )
     seen = json.loads(ganger("status", "--json")[1])
     assert {name: seen["queues"][0][name] for name in ("queue", "ready", "scheduled", "running")} == {
         "queue": "default", "ready": 1, "scheduled": 1, "running": 0,
     }  # fmt: skip
-    assert seen["supervisors"][0]["info"] == {"slots": {"any": 3}}
+    assert seen["supervisors"][0]["info"]["lanes"]["any"]["slots"] == 3
     shown = ganger("status")[1]
     assert re.search(r"^default +1 +1 +0 +\ds$", shown, re.M)
-    assert re.search(r"web1 +running +0 +any=3", shown)
+    assert re.search(r"web1 +running +0 +any=1/3", shown)
     assert ganger("reset", "--yes")[0] == 0
     assert json.loads(ganger("status", "--json")[1])["queues"] == []
 

@@ -473,11 +473,9 @@ def _status_text(seen: Status) -> str:
 
 
 def _slots(info: Mapping[str, Any]) -> str:
-    """The slots of each lane, as the supervisor tells them with its beat."""
-    slots = info.get("slots")
-    if isinstance(slots, Mapping):
-        return " ".join(f"{lane}={count}" for lane, count in slots.items())
-    return "" if slots is None else str(slots)
+    """Busy slots and slots of each lane, as the supervisor told them with its last beat."""
+    lanes = info.get("lanes", {})
+    return " ".join(f"{name}={lane.get('running', '?')}/{lane.get('slots', '?')}" for name, lane in lanes.items())
 
 
 def _age(seconds: float | None) -> str:

@@ -42,7 +42,7 @@ EVENTS: Final[dict[str, Wording]] = {
     "polling-for-jobs": Wording("debug", "{queues}|{free} free"),
     "shutting-down": Wording("info", "{policy}|({reason})|{running} running"),
     "already-shut-down": Wording("info", ""),
-    "completed-shutdown": Wording("info", "after {wall_s}|exit code {exit_code}"),
+    "completed-shutdown": Wording("info", "after {wall_s}|outcomes not stored: {unstored}"),
     "reloading": Wording("info", ""),
     "state-dump": Wording("info", ""),
     "callback-error": Wording("error", "{callback} raised|{error}"),
@@ -60,8 +60,8 @@ EVENTS: Final[dict[str, Wording]] = {
     "handle-job-exception-with-interrupt": Wording("warning", "{job}|attempt {attempt}|{error}"),
     "job-timed-out": Wording("error", "{job}|attempt {attempt}|after {wall_s}|limit {timeout}"),
     "job-out-of-memory": Wording("error", "{job}|attempt {attempt}|held {held}|limit {memory}"),
-    "job-crashed": Wording("error", "{job}|attempt {attempt}|{term_signal}|exit code {exit_code}"),
-    "job-lost": Wording("warning", "{job}|attempt {attempt}|({reason})"),
+    "job-crashed": Wording("error", "{job}|attempt {attempt}|{term_signal}|exit code {exit_code}|goes {goes}"),
+    "job-lost": Wording("warning", "{job}|attempt {attempt}|of supervisor {from_supervisor}|{how}"),
     "retrying": Wording(
         "info", "{job}|attempt {attempt} failed|again in {retry_in}|at {retry_at}|retries left {retries_left}"
     ),
@@ -82,7 +82,7 @@ EVENTS: Final[dict[str, Wording]] = {
     "database-lost": Wording("error", "{error}"),
     "database-back": Wording("info", "after {seconds}"),
     "job-worker-error": Wording("error", "{error}"),
-    "lease-lost": Wording("error", "{error}"),
+    "lease-lost": Wording("error", "{why}"),
     "outcome-stored": Wording("info", "{job}|attempt {attempt}|{status}"),
     "outcome-refused": Wording("warning", "{job}|attempt {attempt}|its row was no longer ours"),
 }
