@@ -186,6 +186,7 @@ def test_a_killed_server_starts_again_with_its_rows(local: LocalPostgres) -> Non
     for _ in range(3):
         server = postmaster(local)
         server.send_signal(signal.SIGKILL)
+        nothing_left([server.pid])
         assert query(local.start(), "SELECT answer FROM kept") == (42,)
         assert postmaster(local) != server
 
