@@ -37,6 +37,8 @@ HIGH: Final = 200  # our descriptors lie at this number or above: user code that
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _SIGNAL: Final = signal.signal
+_SIGMASK: Final = signal.pthread_sigmask
+_SET_WAKEUP_FD: Final = signal.set_wakeup_fd
 _ALL_SIGNALS: Final = frozenset(signal.valid_signals())
 # Not ours to set, or (faults of the process itself) perhaps taken by a faulthandler that the user's module enabled.
 _LEFT_ALONE: Final = frozenset(
@@ -84,7 +86,7 @@ def adopt_orphans() -> None:
 
 def default_signals() -> None:
     """Give every signal the disposition it has in a freshly started Python, and unblock all of them."""
-    signal.set_wakeup_fd(-1)
+    _SET_WAKEUP_FD(-1)
     for signum in _ALL_SIGNALS - _LEFT_ALONE:
         with suppress(OSError, ValueError):  # the C library keeps some real-time signals for itself
             _SIGNAL(signum, signal.SIG_IGN if signum in _IGNORED_BY_PYTHON else signal.SIG_DFL)
@@ -108,12 +110,12 @@ def _nothing(signum: int, frame: FrameType | None) -> None:
 
 def block_signals() -> None:
     """Hold all signals back: around a fork, so that no handler of the parent runs in the child."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, _ALL_SIGNALS)
+    _SIGMASK(signal.SIG_SETMASK, _ALL_SIGNALS)
 
 
 def unblock_signals() -> None:
     """Let all signals through."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _SIGMASK(signal.SIG_SETMASK, ())
 
 
 def move_fd_high(fd: int) -> int:

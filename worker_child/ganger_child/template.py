@@ -20,7 +20,7 @@ from select import POLLIN, poll
 from signal import SIGCONT
 from socket import socket
 from traceback import format_exception, print_exc
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from ganger_child import guard, titles, tree
 from ganger_child.handlers import load
@@ -28,9 +28,6 @@ from ganger_child.options import Options
 from ganger_child.trust import TrustReader
 from ganger_child.warden import Inheritance, Warden
 from ganger_child.wire import Channel, Message
-
-if TYPE_CHECKING:
-    from ganger_child.handlers import Loaded
 
 _BURY_BOUND: Final = 5.0  # seconds for what a dead warden left
 
@@ -59,6 +56,10 @@ class Template:
 
     def run(self) -> NoReturn:
         """Serve until the supervisor says stop or is gone."""
+        self._bury()  # what the import started would outlive us
+        loaded = self._inheritance.loaded
+        job_types = None if loaded is None else loaded.job_types
+        self._control.send("ready", wait=True, job_types=job_types, threads=_threads())
         while True:
             ready = {fd for fd, _ in self._poll.poll()}
             if self._lifeline in ready:
@@ -162,12 +163,11 @@ def main() -> NoReturn:
         titles.prepare(keep_environ=options.keep_environ)
         titles.show(titles.template(options.target))
         loaded = None if options.start_method == "spawn" else load(options)
+        _settle()
     except BaseException as error:
         trace = "".join(format_exception(error))
         control.send("boot-error", wait=True, error=trace[-32_000:])
         _exit(1)
-    _settle()
-    _send_ready(control, loaded)
     Template(control, lifeline, Inheritance(options, loaded, trust, supervisor, lock)).run()
 
 
@@ -198,11 +198,6 @@ def _settle() -> None:
             stream.flush()
     gc.collect()
     gc.freeze()  # so that a child's collector does not touch, and so copy, every page
-
-
-def _send_ready(control: Channel, loaded: Loaded | None) -> None:
-    job_types = None if loaded is None else loaded.job_types
-    control.send("ready", wait=True, job_types=job_types, threads=_threads())
 
 
 def _threads() -> list[str]:
