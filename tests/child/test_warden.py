@@ -1,0 +1,533 @@
+"""The warden: stop, look, kill; what it sees of a run; and what it does when nobody tells it anything any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ganger.core import messages as m
+from tests.child.conftest import NO_LIMITS, SLOT, Driver, DriverFactory
+from tests.processes import alive, nothing_left, wait_until
+
+HANDLERS = """
+import ctypes, os, signal, subprocess, sys, time
+from ganger_child import Handlers
+
+handlers = Handlers()
+
+def hide(work=lambda: time.sleep(300)):
+    '''Leave a process in a session of its own, an orphan.'''
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            print("hidden", os.getpid())
+            work()
+        os._exit(0)
+    os.wait()
+
+def chain():
+    while True:
+        time.sleep(0.005)
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+
+@handlers.job("hold the GIL")
+def hold_the_gil(job):
+    for number in signal.valid_signals():
+        try:
+            signal.signal(number, signal.SIG_IGN)
+        except (OSError, ValueError):
+            pass
+    sum(range(10**12))
+
+@handlers.job("hide and return")
+def hide_and_return(job):
+    hide()
+    hide()
+    return "done"
+
+@handlers.job("hide and exit")
+def hide_and_exit(job):
+    hide()
+    os._exit(job.payload)
+
+@handlers.job("chain and exit")
+def chain_and_exit(job):
+    for _ in range(3):
+        hide(chain)
+    time.sleep(0.1)
+    os._exit(5)
+
+@handlers.job("hide and sleep")
+def hide_and_sleep(job):
+    hide()
+    time.sleep(300)
+
+@handlers.job("catch TERM")
+def catch_term(job):
+    signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"TERM came"), os._exit(4)))
+    print("ready")
+    while True:
+        time.sleep(300)
+
+@handlers.job("stop myself")
+def stop_myself(job):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(300)
+
+@handlers.job("sleep")
+def sleep(job):
+    time.sleep(300)
+
+@handlers.job("compute")
+def compute(job):
+    while True:
+        pass
+
+@handlers.job("compute, then sleep")
+def compute_then_sleep(job):
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        pass
+    time.sleep(300)
+
+@handlers.job("short processes")
+def short_processes(job):
+    subprocess.run(["sh", "-c", "while true; do /bin/true; done"])
+
+@handlers.job("hold memory")
+def hold_memory(job):
+    block = bytearray(os.urandom(4096) * (job.payload // 4096))
+    time.sleep(300)
+
+@handlers.job("peak")
+def peak(job):
+    block = bytearray(os.urandom(4096) * (job.payload // 4096))
+    os._exit(0)
+
+@handlers.job("echo")
+def echo(job):
+    return job.payload
+"""
+
+
+def hidden(driver: Driver) -> list[int]:
+    return [int(line.text.split()[1]) for line in driver.lines if line.text.startswith("hidden ")]
+
+
+def title(pid: int) -> str:
+    return " ".join(psutil.Process(pid).cmdline()).strip()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The end of a child
+
+
+def test_c_code_that_holds_the_gil_and_ignores_signals_is_killed(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    driver.start()
+    driver.begin("hold the GIL")
+    driver.do(m.Terminate(SLOT, driver.child, driver.nonce))
+    began = time.monotonic()
+    ended = driver.kill().exit
+    assert (ended.exit_code, ended.term_signal, ended.survivors) == (None, signal.SIGKILL, ())
+    assert time.monotonic() - began < 3
+
+
+def test_leftovers_are_gone_before_the_exit_is_told(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    driver.start()
+    driver.begin("hide and return")
+    driver.expect(m.JobReturned)
+    assert len(hidden(driver)) == 2
+    driver.do(m.Retire(SLOT, driver.child))
+    ended = driver.expect(m.ChildExited).exit
+    assert not any(map(alive, hidden(driver)))
+    assert (ended.exit_code, ended.leftovers) == (0, 2)
+
+
+def test_an_exit_in_the_middle_is_told_as_it_was(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    driver.start()
+    for code in (0, 7):
+        driver.begin("hide and exit", str(code))
+        ended = driver.expect(m.ChildExited, child=driver.child).exit
+        assert (ended.exit_code, ended.term_signal, ended.leftovers) == (code, None, 1)
+        driver.start_child()
+    assert not any(map(alive, hidden(driver)))
+
+
+def test_a_kill_from_outside_is_told_as_signal_9(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    child = driver.start()
+    driver.begin("hide and sleep")
+    driver.turn_until(lambda: hidden(driver), 10, "a hidden process")
+    os.kill(child, signal.SIGKILL)
+    ended = driver.expect(m.ChildExited).exit
+    assert (ended.exit_code, ended.term_signal, ended.leftovers) == (None, signal.SIGKILL, 1)
+    assert not any(map(alive, hidden(driver)))
+
+
+def test_chains_that_fork_every_5_ms_are_buried(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    warden = psutil.Process(driver.start()).ppid()
+    for _ in range(20):
+        driver.begin("chain and exit")
+        ended = driver.expect(m.ChildExited, child=driver.child).exit
+        assert ended.leftovers >= 3
+        assert psutil.Process(warden).children() == []
+        driver.start_child()
+
+
+def test_cpu_and_memory_of_the_whole_life_are_told(make_driver: DriverFactory) -> None:
+    mib = 1 << 20
+    driver = make_driver(HANDLERS + f"\nballast = bytearray(os.urandom(4096) * {200 * mib // 4096})\n")
+    driver.start()
+    driver.begin("peak", str(64 * mib))
+    ended = driver.expect(m.ChildExited).exit
+    assert 50 * mib < ended.max_rss < 150 * mib  # 64 of its own, nothing of the ballast
+    assert ended.cpu_s > 0
+
+
+def test_a_child_that_cannot_be_forked_is_told(make_driver: DriverFactory) -> None:
+    driver = make_driver(
+        HANDLERS + "\nfrom ganger_child import warden\n"
+        "def refuse(*arguments): raise OSError(11, 'no more processes')\nwarden.fork = refuse\n"
+    )
+    driver.start_template()
+    driver.start_warden()
+    driver.do(m.StartChild(SLOT, 1))
+    failed = driver.expect(m.ChildBootFailed, child=1)
+    assert not failed.forked
+    assert "no more processes" in failed.error
+
+
+def test_a_start_hook_that_raises_is_told_with_its_traceback(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS + "\n@handlers.child_start\ndef connect(): raise RuntimeError('no database')\n")
+    driver.start_template()
+    driver.start_warden()
+    driver.do(m.StartChild(SLOT, 1))
+    failed = driver.expect(m.ChildBootFailed, child=1)
+    assert failed.forked
+    assert "no database" in failed.error
+    assert driver.expect(m.ChildExited, child=1).exit.exit_code == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Stop, look, kill
+
+
+@pytest.mark.parametrize("command", [m.Kill, m.Terminate])
+def test_an_order_for_another_run_spares_the_child(
+    make_driver: DriverFactory, command: type[m.Kill] | type[m.Terminate]
+) -> None:
+    driver = make_driver(HANDLERS)
+    child = driver.start()
+    driver.begin("sleep")
+    driver.do(command(SLOT, driver.child, driver.nonce - 1))
+    assert driver.expect(m.RunSpared, child=driver.child).nonce == driver.nonce
+    wait_until(lambda: psutil.Process(child).status() == psutil.STATUS_SLEEPING, 6, "the child to go on")
+    driver.kill()
+
+
+def test_a_kill_for_a_run_that_is_over_spares_the_idle_child(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    driver.start()
+    driver.begin("echo", "1")
+    driver.expect(m.JobReturned)
+    driver.do(m.Kill(SLOT, driver.child, driver.nonce))
+    assert driver.expect(m.RunSpared).nonce == 0
+    driver.begin("echo", "2")
+    assert driver.expect(m.JobReturned).result == b"2"
+
+
+def test_a_kill_without_a_run_asks_nothing(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    driver.start()
+    driver.begin("sleep")
+    driver.do(m.Kill(SLOT, driver.child))
+    driver.expect(m.KillAcknowledged)
+    assert driver.expect(m.ChildExited).exit.term_signal == signal.SIGKILL
+
+
+def test_an_idle_child_is_replaced_and_one_in_the_run_is_not(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    driver.start()
+    driver.begin("sleep")
+    driver.do(m.ReplaceIdle(SLOT, driver.child, driver.nonce))
+    assert driver.expect(m.RunSpared).nonce == driver.nonce
+    driver.kill()
+    driver.start_child()
+    driver.do(m.ReplaceIdle(SLOT, driver.child, driver.nonce + 1))
+    driver.expect(m.KillAcknowledged)
+    assert driver.expect(m.ChildExited).exit.term_signal == signal.SIGKILL
+
+
+def test_terminate_sends_sigterm_and_continues_a_stopped_child(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    child = driver.start()
+    driver.begin("catch TERM")
+    driver.printed("ready")
+    os.kill(child, signal.SIGSTOP)
+    driver.do(m.Terminate(SLOT, driver.child, driver.nonce))
+    assert driver.expect(m.ChildExited).exit.exit_code == 4
+    assert driver.lines[-1].text == "TERM came"
+
+
+def test_a_child_that_stopped_itself_is_killed(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    child = driver.start()
+    driver.begin("stop myself")
+    wait_until(lambda: psutil.Process(child).status() == psutil.STATUS_STOPPED, 6, "it to stop")
+    assert driver.kill().exit.term_signal == signal.SIGKILL
+
+
+def test_an_interrupt_is_raised_in_its_run_only(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    driver.start()
+    driver.begin("sleep")
+    driver.do(m.Interrupt(SLOT, driver.child, driver.nonce - 1, "timeout"))
+    driver.do(m.Interrupt(SLOT, driver.child, driver.nonce, "cancelled"))
+    raised = driver.expect(m.JobRaised, nonce=driver.nonce)
+    assert raised.interrupted
+    assert raised.clean_interrupt
+    assert raised.error["type"].endswith("JobCancelled")
+
+
+def test_an_interrupt_without_a_signal_is_only_written_down(make_driver: DriverFactory) -> None:
+    driver = make_driver(
+        HANDLERS + "\n@handlers.job('look')\ndef look(job):\n"
+        "    while not job.interrupted: time.sleep(0.01)\n    job.check()\n"
+    )
+    driver.start()
+    driver.begin("sleep")
+    driver.do(m.Interrupt(SLOT, driver.child, driver.nonce, "shutdown", signal=False))
+    driver.turn(0.5)
+    driver.turn(0.5)
+    assert not driver.saw(m.JobRaised)
+    driver.kill()
+    driver.start_child()
+    driver.begin("look")
+    driver.do(m.Interrupt(SLOT, driver.child, driver.nonce, "shutdown", signal=False))
+    assert driver.expect(m.JobRaised).clean_interrupt
+
+
+def test_a_stopped_warden_is_continued(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    warden = psutil.Process(driver.start()).ppid()
+    driver.begin("sleep")
+    os.kill(warden, signal.SIGSTOP)
+    driver.do(m.Kill(SLOT, driver.child, driver.nonce))
+    driver.turn(0.3)
+    assert not driver.saw(m.KillAcknowledged)
+    driver.do(m.ContinueWarden(SLOT))
+    driver.expect(m.KillAcknowledged)
+    driver.expect(m.ChildExited)
+
+
+def test_child_and_warden_are_killed_directly_where_the_warden_is_no_help(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    child = driver.start()
+    warden = psutil.Process(child).ppid()
+    driver.begin("hide and sleep")
+    driver.turn_until(lambda: hidden(driver), 10, "a hidden process")
+    os.kill(warden, signal.SIGSTOP)
+    driver.do(m.KillDirectly(SLOT, driver.child))
+    assert driver.expect(m.WardenExited).how == "signal 9"
+    assert not any(map(alive, [child, warden, *hidden(driver)]))
+
+
+def test_what_survives_is_told_and_tried_again(make_driver: DriverFactory, tmp_path: Path) -> None:
+    mercy = tmp_path / "mercy"
+    driver = make_driver(
+        HANDLERS
+        + f"""
+from ganger_child import tree, warden
+warden._BURY_BOUND = warden._BURY_AGAIN = 0.3
+signal_in_earnest = tree._signal
+tree._signal = lambda *what: os.path.exists({str(mercy)!r}) and signal_in_earnest(*what)
+"""
+    )
+    child = driver.start()
+    driver.begin("sleep")
+    driver.do(m.Kill(SLOT, driver.child, driver.nonce))
+    assert driver.expect(m.ChildUnkillable).survivors == (child,)
+    driver.turn(0.5)
+    driver.turn(0.5)
+    assert not driver.saw(m.ChildUnkillable), "the same survivors are told once"
+    assert not driver.saw(m.ChildExited)
+    mercy.touch()
+    ended = driver.expect(m.ChildExited).exit
+    assert (ended.term_signal, ended.survivors) == (signal.SIGKILL, ())
+
+
+def test_a_stopped_slot_takes_its_child_along(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    child = driver.start()
+    driver.begin("hide and sleep")
+    driver.turn_until(lambda: hidden(driver), 10, "a hidden process")
+    driver.do(m.StopWarden(SLOT))
+    assert driver.expect(m.ChildExited).exit.term_signal == signal.SIGKILL
+    assert driver.expect(m.WardenExited).how == "exit code 0"
+    assert not any(map(alive, [child, *hidden(driver)]))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Alone
+
+
+def test_a_run_is_killed_when_the_lease_can_no_longer_be_trusted(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    child = driver.start()
+    driver.begin("hide and sleep")
+    driver.turn_until(lambda: hidden(driver), 10, "a hidden process")
+    end = time.clock_gettime(time.CLOCK_BOOTTIME) + 1.0
+    driver.do(m.Trust(end))
+    driver.turn(0.5)
+    assert alive(child)
+    nothing_left([child, *hidden(driver)], 1.0 + 1.0 * 3)  # without a turn of the loop: the supervisor may be stopped
+    assert time.clock_gettime(time.CLOCK_BOOTTIME) >= end
+    assert driver.expect(m.ChildExited).exit.term_signal == signal.SIGKILL
+
+
+def test_a_renewed_trust_harms_nobody(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    child = driver.start()
+    driver.begin("sleep")
+    for _ in range(20):
+        driver.do(m.Trust(time.clock_gettime(time.CLOCK_BOOTTIME) + 1.5))
+        driver.turn(0.1)
+        driver.turn(0.1)
+    assert alive(child)
+    driver.do(m.Trust(float("inf")))
+    driver.kill()
+
+
+def test_without_trust_an_idle_child_may_start_but_not_run(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    driver.do(m.Trust(1.0))
+    child = driver.start()
+    driver.turn(1.5)
+    driver.turn(1.5)
+    assert alive(child)
+    driver.begin("sleep")
+    driver.expect(m.ChildExited, 1.0 * 3, child=driver.child)
+
+
+def test_what_the_supervisor_does_not_read_is_told_later(make_driver: DriverFactory) -> None:
+    """The socket to the supervisor is full of verdicts and exits when it looks again."""
+    driver = make_driver(HANDLERS)
+    driver.start()
+    count = 3000
+    for child in range(100, 100 + count):  # each is refused, because the slot has a child: an answer each
+        driver.gang._order(driver.gang._wardens[SLOT], "fork", child=child)
+    driver.do(m.Kill(SLOT, driver.child))
+    time.sleep(0.5)  # it answers, and nobody reads
+    driver.expect(m.KillAcknowledged, child=driver.child)
+    driver.expect(m.ChildExited, child=driver.child)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Watching
+
+
+@pytest.mark.parametrize(
+    ("job_type", "computing"),
+    [("sleep", False), ("compute", True), ("hold the GIL", True), ("short processes", True)],
+)
+def test_the_verdict_on_a_run(make_driver: DriverFactory, job_type: str, computing: bool) -> None:
+    driver = make_driver(HANDLERS)
+    driver.start()
+    job = driver.begin(job_type)
+    began = time.monotonic()
+    driver.watch(job)
+    verdict = driver.expect(m.Verdict, nonce=driver.nonce)
+    assert verdict.computing is computing
+    assert began - 0.5 <= verdict.since <= began + 3.5
+    assert time.monotonic() - began >= 1.4
+    driver.kill()
+
+
+def test_a_change_of_the_verdict_is_told_with_its_beginning(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    driver.start()
+    job = driver.begin("compute, then sleep")
+    began = time.monotonic()
+    driver.watch(job)
+    assert driver.expect(m.Verdict).computing
+    blocked = driver.expect(m.Verdict)
+    assert not blocked.computing
+    assert 2.0 < blocked.since - began < 5.5
+    driver.kill()
+
+
+def test_memory_over_the_limit_is_told(make_driver: DriverFactory) -> None:
+    mib = 1 << 20
+    driver = make_driver(HANDLERS + f"\nballast = bytearray(os.urandom(4096) * {120 * mib // 4096})\n")
+    driver.start()
+    limits = replace(NO_LIMITS, memory=64 * mib)
+    job = driver.begin("hold memory", str(16 * mib))
+    driver.watch(job, limits)
+    for _ in range(15):
+        driver.turn(0.1)
+    assert not driver.saw(m.MemoryHeld), "what it shares with the template was counted"
+    driver.kill()
+    driver.start_child()
+    job = driver.begin("hold memory", str(100 * mib))
+    driver.watch(job, limits)
+    told = driver.expect(m.MemoryHeld, nonce=driver.nonce)
+    assert 64 * mib < told.held < 130 * mib
+    driver.kill()
+
+
+def test_the_wardens_title_is_true_while_the_child_is_deep_in_c_code(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    warden = psutil.Process(driver.start()).ppid()
+    assert title(warden) == f"ganger: warden {SLOT} idle"
+    job = driver.begin("hold the GIL")
+    driver.watch(job, replace(NO_LIMITS, timeout=600.0))
+    digits = str(job.job_id).replace("-", "")[-8:]
+    for age in (0, 1, 2):
+        shown = f"ganger: warden {SLOT} hold%20the%20GIL {digits} attempt 1 {age}s/600s"
+        wait_until(lambda shown=shown: title(warden) == shown, 6, lambda: title(warden))
+    driver.kill()
+    wait_until(lambda: title(warden) == f"ganger: warden {SLOT} idle", 6, lambda: title(warden))
+
+
+def test_a_watch_that_comes_after_the_run_changes_nothing(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    warden = psutil.Process(driver.start()).ppid()
+    job = driver.begin("echo", "1")
+    driver.expect(m.JobReturned)
+    driver.watch(job)
+    driver.begin("echo", "2")
+    driver.expect(m.JobReturned)
+    assert title(warden) == f"ganger: warden {SLOT} idle"
+    assert not driver.saw(m.Verdict)
+
+
+def test_children_go_first_when_memory_runs_out(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS)
+    child = driver.start()
+    scores = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (os.getpid(), child)]
+    assert scores[1] == min(1000, scores[0] + 500)
+
+
+def test_a_child_has_nothing_of_its_warden(make_driver: DriverFactory) -> None:
+    """No lifeline, no control socket, no descriptor of another process, and not the page of trust."""
+    driver = make_driver(HANDLERS)
+    child = driver.start()
+    links = {number: os.readlink(f"/proc/{child}/fd/{number}") for number in os.listdir(f"/proc/{child}/fd")}
+    assert links["0"] == "/dev/null"
+    assert links["1"] == links["2"]
+    others = [link for number, link in links.items() if int(number) > 2]
+    assert sum(link.startswith("socket:") for link in others) == 1, links  # its wire
+    assert not any("pidfd" in link or link.startswith("pipe:") for link in others), links
+    assert "ganger-trust" not in Path(f"/proc/{child}/maps").read_text()
