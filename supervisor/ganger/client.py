@@ -45,6 +45,7 @@ MAX_NAME: Final = 500  # characters of a queue, a job type or a unique key: they
 _SMALLINT: Final = range(-(1 << 15), 1 << 15)
 _BIGINT: Final = range(1, 1 << 63)
 
+_ABSENT: Final = (errors.InvalidSchemaName, errors.UndefinedFunction, errors.UndefinedTable)
 _ESCAPED_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
@@ -137,7 +138,7 @@ def enqueue(
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
     try:
         return call.answer(cursor.execute(call.text, call.values).fetchone())
-    except errors.UndefinedFunction as error:
+    except _ABSENT as error:
         raise _missing(schema) from error
 
 
@@ -182,7 +183,7 @@ async def enqueue_async(
     try:
         await cursor.execute(call.text, call.values)
         return call.answer(await cursor.fetchone())
-    except errors.UndefinedFunction as error:
+    except _ABSENT as error:
         raise _missing(schema) from error
 
 
@@ -216,7 +217,7 @@ def enqueue_many(
             if may_copy and not any(call.keyed for call in calls):
                 return _copy(cursor, calls, now, manner)
             return _one_by_one(cursor, calls, manner)
-    except (errors.UndefinedTable, errors.UndefinedFunction, errors.InvalidSchemaName) as error:
+    except _ABSENT as error:
         raise _missing(schema) from error
 
 
@@ -240,7 +241,7 @@ def cancel(
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
     try:
         row = cursor.execute(statement("cancel", schema), {"job_id": job_id, "reason": reason}).fetchone()
-    except errors.UndefinedFunction as error:
+    except _ABSENT as error:
         raise _missing(schema) from error
     assert row is not None
     result: Cancelled = row[0]

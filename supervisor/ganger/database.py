@@ -35,6 +35,8 @@ PROMOTE_MOST: Final = 500  # rows a promotion takes at once
 GIVE_BACK_MOST: Final = 500  # rows given back by one statement of a sweep
 LONGEST_DELAY: Final = 3650 * 86400.0  # seconds; a retry later than that is meant as never
 WAIT: Final = 0.25  # seconds between tries to reach a database at start
+CROWDED: Final = ("too many clients", "too many connections", "connection slots")
+_NOT_STORABLE: Final = re.compile("[\0\ud800-\udfff]")
 TURN: Final = 0.05  # seconds after which to ask again while another supervisor promotes
 
 # What a connection has unless the caller's conninfo says otherwise: a peer that is gone is noticed within 15 s.
@@ -132,7 +134,7 @@ def wait_for_database(
 
 def alive(conninfo: str, error: psycopg.Error) -> bool:
     """Whether a connection was refused by a server that is there and will take one soon."""
-    if error.sqlstate in ("53300", "57P03") or "too many clients" in str(error) or "connection slots" in str(error):
+    if any(words in str(error) for words in CROWDED):  # libpq passes no code on when it cannot connect
         return True
     return PGconn.ping(make_conninfo(conninfo, connect_timeout="5").encode()) == Ping.REJECT
 
@@ -559,16 +561,9 @@ def _json(value: Mapping[str, Any]) -> str:
     return text
 
 
-_LONE: Final = re.compile("[\0\ud800-\udfff]")
-
-
 def _storable(value: Any) -> Any:
     if isinstance(value, str):
-        return (
-            value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-            if not value.isascii() or "\0" in value
-            else value
-        )
+        return _NOT_STORABLE.sub("\ufffd", value)
     if isinstance(value, list):
         return [_storable(item) for item in value]
     if isinstance(value, dict):
