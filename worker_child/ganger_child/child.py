@@ -387,6 +387,7 @@ def _boot(channel: Channel, page: Page, parent: int, loaded: Loaded | None, opti
     """Load what is not loaded, call the start hooks, and say that the child is ready, or why it is not."""
     try:
         found = loaded if loaded is not None else load(options)
+        _reseed()
         child = Child(channel, page, parent, found, options, slot)
         child.start()
     except BaseException as error:
@@ -411,11 +412,15 @@ def _settle(wire: socket, output_fd: int, page_fd: int, parent: int) -> tuple[Ch
     close(page_fd)
     sys.stdout, sys.stderr = _stream(sys.stdout, 1), _stream(sys.stderr, 2)
     atexit._clear()
+    return channel, page
+
+
+def _reseed() -> None:
+    """Give this child random numbers of its own: a fork, or a seed set at import, would give all children the same."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed()
-    return channel, page
+        numpy_random.seed()  # the legacy generator; the others are seeded by whoever makes them
 
 
 def _stream(stream: Any, fd: int) -> Any:

@@ -20,6 +20,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from ganger_child.guard import move_fd_high
+
 _SIGNALS: Final = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 _LIMITS: Final = tuple(
     getattr(resource, name)
@@ -30,12 +32,10 @@ _TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 _getsignal = sys.modules["_signal"].getsignal  # the one in ``signal`` makes enumerations: 300 microseconds for all
 _setitimer = signal.setitimer
+_sigmask = signal.pthread_sigmask
 _getrlimit = resource.getrlimit
 _setlocale = _locale.setlocale
-_stat = os.stat
-_fstat = os.fstat
-_umask = os.umask
-_open, _read, _close = os.open, os.read, os.close
+_fstat, _pread, _umask, _getpriority = os.fstat, os.pread, os.umask, os.getpriority
 
 
 def stop_timers() -> bool:
@@ -45,23 +45,27 @@ def stop_timers() -> bool:
 
 
 class Cleanliness:
-    """The state of the process when it was made, compared with now by ``difference``.
+    """The state of the process when this was made, compared with now by ``difference``.
 
-    ``parent`` is the warden: an orphan of the job has become its child.
+    ``parent`` is the warden: an orphan of the job has become its child. Four files of /proc stay open for this, since
+    finding them anew would cost more than reading them.
     """
 
     def __init__(self, parent: int) -> None:
         me = os.getpid()
-        self._tables: tuple[tuple[str, Callable[[], Any]], ...] = (
+        tasks, descriptors = _keep_open("/proc/self/task"), _keep_open("/proc/self/fd")
+        children = _keep_open(f"/proc/{me}/task/{me}/children")
+        orphans = _keep_open(f"/proc/{parent}/task/{parent}/children")
+        self._table: tuple[tuple[str, Callable[[], Any]], ...] = (
             ("signal handlers", lambda: [_getsignal(number) for number in _SIGNALS]),
-            ("signal mask", lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-            ("threads", lambda: _stat("/proc/self/task").st_nlink),
-            ("descriptors", _descriptor_look()),
-            ("output", lambda: [_fstat(fd)[1:3] for fd in (0, 1, 2)]),
-            ("child processes", lambda: _children(f"/proc/self/task/{me}/children")),
-            ("orphans", lambda: _children(f"/proc/{parent}/task/{parent}/children")),
+            ("signal mask", lambda: _sigmask(signal.SIG_BLOCK, ())),
+            ("threads", lambda: _fstat(tasks).st_nlink),
+            ("descriptors", _count_descriptors(descriptors)),
+            ("output", lambda: [_fstat(1).st_ino, _fstat(2).st_ino]),
+            ("child processes", lambda: _pread(children, 4096, 0)),
+            ("orphans", lambda: _pread(orphans, 4096, 0)),
             ("current folder", os.getcwd),
-            ("umask", _umask_look),
+            ("umask", _mask),
             ("environment", _environment),
             ("sys.path", lambda: tuple(sys.path)),
             ("standard streams", lambda: (id(sys.stdout), id(sys.stderr), id(sys.unraisablehook))),
@@ -70,14 +74,14 @@ class Cleanliness:
             ("garbage collection", gc.isenabled),
             ("socket timeout", socket.getdefaulttimeout),
             ("resource limits", lambda: [_getrlimit(limit) for limit in _LIMITS]),
-            ("priority", lambda: os.getpriority(os.PRIO_PROCESS, 0)),
+            ("priority", lambda: _getpriority(os.PRIO_PROCESS, 0)),
             ("user", os.geteuid),
         )
-        self._state = [look() for _, look in self._tables]
+        self._state = [look() for _, look in self._table]
 
     def difference(self) -> str | None:
         """Name the first thing that is not as it was, or return None."""
-        for (name, look), before in zip(self._tables, self._state, strict=True):
+        for (name, look), before in zip(self._table, self._state, strict=True):
             try:
                 if look() != before:
                     return name
@@ -86,22 +90,18 @@ class Cleanliness:
         return None
 
 
-def _children(path: str) -> bytes:
-    fd = _open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return _read(fd, 4096)
-    finally:
-        _close(fd)
+def _keep_open(path: str) -> int:
+    return move_fd_high(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
 
-def _descriptor_look() -> Callable[[], int]:
-    """Count the open descriptors; a kernel before 6.2 does not tell the number as the folder's size."""
-    if _stat("/proc/self/fd").st_size > 0:
-        return lambda: _stat("/proc/self/fd").st_size
+def _count_descriptors(folder: int) -> Callable[[], int]:
+    """How to count the open descriptors: a kernel before 6.2 does not tell the number as the folder's size."""
+    if _fstat(folder).st_size > 0:
+        return lambda: _fstat(folder).st_size
     return lambda: len(os.listdir("/proc/self/fd"))
 
 
-def _umask_look() -> int:
+def _mask() -> int:
     mask = _umask(0o077)
     _umask(mask)
     return mask

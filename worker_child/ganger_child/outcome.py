@@ -92,10 +92,9 @@ def _trace(exception: BaseException) -> str:
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
     """Leave out our own frames above the handler's."""
-    users = trace
-    while users is not None and users.tb_frame.f_code.co_filename.startswith(_OURS):
-        users = users.tb_next
-    return users if users is not None else trace
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    return trace
 
 
 def _guarded(step: Callable[[], str], otherwise: str) -> str:
