@@ -323,16 +323,21 @@ class Child:
 
 
 def _reason(exception: BaseException) -> str:
-    if isinstance(exception, UnknownJobType):
+    if _is_a(exception, UnknownJobType):
         return "unknown-job-type"
-    return "bad-result" if isinstance(exception, BadResult) else "exception"
+    return "bad-result" if _is_a(exception, BadResult) else "exception"
 
 
 def _is_interrupt(exception: BaseException) -> bool:
     """Whether what came out of a handler is the interrupt itself, perhaps in a group of its like."""
-    if isinstance(exception, BaseExceptionGroup):
-        return exception.split(JobInterrupted)[1] is None
-    return isinstance(exception, JobInterrupted)
+    if _is_a(exception, BaseExceptionGroup):
+        with suppress(BaseException):
+            return exception.split(JobInterrupted)[1] is None  # type: ignore[attr-defined]
+    return _is_a(exception, JobInterrupted)
+
+
+def _is_a(exception: BaseException, kind: type[BaseException]) -> bool:
+    return issubclass(type(exception), kind)  # isinstance would ask the exception, which may raise
 
 
 def _cpu_s() -> float:

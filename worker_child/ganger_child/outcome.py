@@ -33,15 +33,10 @@ Error = dict[str, str]
 
 def describe(exception: BaseException, limit: int = TEXT_LIMIT) -> Error:
     """Tell an exception as ``type`` (qualified), ``message`` and ``traceback``, ``limit`` bytes each at most."""
-    if isinstance(exception, JobFailed):  # it stands for one that was described when it was there
-        kind, message, trace = exception.type or qualified(exception), exception.message, exception.traceback
-    else:
-        kind, message, trace = qualified(exception), _message(exception), _trace(exception)
-    return {
-        "type": bounded(kind, _NAME_LIMIT),
-        "message": bounded(message, limit),
-        "traceback": bounded(trace, limit),
-    }
+    told = {"type": qualified(exception), "message": _message(exception), "traceback": _trace(exception)}
+    if type(exception) is JobFailed:  # it stands for one that was described when it was there
+        told |= {"type": exception.type or told["type"], "traceback": exception.traceback}
+    return {name: bounded(text, _NAME_LIMIT if name == "type" else limit) for name, text in told.items()}
 
 
 def qualified(exception: BaseException) -> str:
