@@ -299,6 +299,7 @@ class Claimed:
     more: tuple[bool, ...]  # for each lane
     next_due: float | None  # seconds until the next scheduled row of our queues is due
     horizon: int | None = None  # pg_snapshot_xmin before the claim, for the idle protocol
+    left: bool = True  # our queues still hold a row that is ready, running or waiting for a retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,18 +496,19 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """First rung: raise the exception of ``reason`` in the run, if the child is still in it."""
+    """First step: raise the exception of ``reason`` in the run, if the child is still in it. Without ``signal`` it is
+    only written down, for a handler that looks (``job.interrupted``, ``job.check()``)."""
 
     slot: str
     child: int
     nonce: int
     reason: str  # one of ganger_child.page.ORDERS
-    grace: float
+    signal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """Second rung: SIGTERM, then SIGCONT, to the child's group, if the child is still in the run."""
+    """Second step: SIGTERM, then SIGCONT, to the child's group, if the child is still in the run."""
 
     slot: str
     child: int
@@ -515,7 +517,7 @@ class Terminate:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Third rung: the whole tree to a fixpoint. With a nonce only if the child is still in that run (RunSpared else,
+    """Third step: the whole tree to a fixpoint. With a nonce only if the child is still in that run (RunSpared else,
     with the nonce it is in, 0 for none)."""
 
     slot: str
@@ -585,6 +587,7 @@ class Claim:
     supervisor_id: int
     lanes: tuple[Lane, ...]
     job_types: tuple[str, ...] | None = None  # claim only these (unknown_job_type = leave)
+    ask_left: bool = False  # answer Claimed.left too (until_empty)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,180 @@
+"""One run of one job, from the claim to the outcome, and the accounting of how it ended.
+
+The table ``ENDINGS`` is the accounting of the design: what an ending is called, and whether it counts as a crash. Who
+decides *that* something ended so is ``pool``; what follows from it for the row is decided here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+from ganger.core import retry
+from ganger.core.ladder import Ladder
+from ganger.core.messages import Archive, Job, Limits, Outcome, Release, Retry, Strategy, TypeFacts, Verdict
+from ganger.core.rules import Rules
+
+FENCED: Final = "fenced"  # the reason of a run that is not ours any more: its outcome is nobody's business
+CANCELS: Final = ("cancelled", "killed")
+LIMITS: Final = ("timeout", "memory")
+
+
+class Phase(Enum):
+    WAITING = "waiting"  # meant for a slot whose child is not ready
+    SENT = "sent"
+    RUNNING = "running"
+    CALLING = "calling"  # the handler failed, strategy and callbacks are at work
+    OVER = "over"  # decided; the child still has to go
+
+
+@dataclass(slots=True)
+class Run:
+    """What is known of a run. Times are mono, except ``claimed``."""
+
+    job: Job
+    nonce: int
+    limits: Limits
+    claimed: float  # boot
+    since: float  # when the phase began
+    phase: Phase = Phase.WAITING
+    started: float | None = None
+    limit_at: float | None = None  # when its time limit passes
+    reason: str | None = None  # why we ended it, recorded before the first signal
+    ladder: Ladder | None = None
+    ordered: bool = False  # a signal went to its child, which is therefore never used again
+    stays: bool = False  # the child found itself clean and has not worked long: it may have another job
+    verdict: Verdict | None = None
+    undecided: bool = False  # shutdown began before the first verdict: that one decides
+    watched: bool = False
+    told: bool = False  # the wish to stop was written down for a handler that looks
+    death: Mapping[str, Any] | None = None  # its own child is dead or dirty: what a post-mortem has to tell
+    error: Mapping[str, Any] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    outcome: Outcome | None = None
+    news: tuple[str, dict[str, Any]] | None = None  # to be told once the outcome is stored
+
+    def enter(self, phase: Phase, now: float) -> None:
+        self.phase = phase
+        self.since = now
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What every event about the run says of it."""
+        return {
+            "job_id": str(self.job.job_id),
+            "job_type": self.job.job_type,
+            "queue": self.job.queue,
+            "attempt": self.job.attempts,
+        }
+
+
+def limits(job: Job, declared: TypeFacts | None, rules: Rules) -> Limits:
+    """The limits in force: the job's own, else those of its type, else the supervisor's."""
+    of_type = declared or TypeFacts()
+
+    def first(*values: Any) -> Any:
+        return next((value for value in values if value is not None), None)
+
+    return Limits(
+        timeout=first(job.timeout, of_type.timeout, rules.timeout),
+        grace=first(job.grace, of_type.grace, rules.grace),
+        memory=first(job.memory, of_type.memory, rules.memory),
+        shutdown=first(job.shutdown, of_type.shutdown, rules.shutdown),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an ending is told, and what it costs."""
+
+    event: str
+    crash: int = 0
+
+
+ENDINGS: Final[dict[str, Ending]] = {
+    "exception": Ending("handle-job-exception"),
+    "bad-result": Ending("handle-job-exception"),
+    "unknown-job-type": Ending("handle-job-exception"),
+    "timeout": Ending("job-timed-out"),
+    "memory": Ending("job-out-of-memory"),
+    "crash": Ending("job-crashed", crash=1),
+    "lost": Ending("job-lost"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a failed attempt leads to."""
+
+    outcome: Archive | Retry
+    retries_left: int | None
+    delay: float | None  # None: not retried
+
+
+def failed(run: Run, reason: str, strategy: Strategy | None, rules: Rules) -> Failure:
+    """Settle a failed attempt: retry it, or archive the job.
+
+    A strategy is not asked where the job has crashed ``max_crashes`` times or was lost ``max_losses`` times: such a
+    job takes children or hosts with it.
+    """
+    job, crash = run.job, ENDINGS[reason].crash
+    exhausted = (crash and job.crashes + crash >= rules.max_crashes) or reason == "lost"
+    verdict = retry.decide(None if exhausted else strategy, job.attempts, job.losses)
+    if verdict.delay is None:
+        archive = Archive(job.job_id, job.run_id, "failure", reason, _facts(run), crash=crash)
+        return Failure(archive, verdict.retries_left, None)
+    entry = {"attempt": job.attempts, "reason": reason, **_facts(run)}
+    return Failure(Retry(job.job_id, job.run_id, verdict.delay, crash, entry), verdict.retries_left, verdict.delay)
+
+
+def succeeded(run: Run, result: bytes | None) -> Archive:
+    return Archive(run.job.job_id, run.job.run_id, "success", None, _facts(run), result)
+
+
+def cancelled(run: Run, reason: str) -> Archive:
+    return Archive(run.job.job_id, run.job.run_id, "cancelled", reason, _facts(run))
+
+
+def interrupted(run: Run) -> Release:
+    """Shutdown ended it: back at once, uncounted."""
+    entry = {"attempt": run.job.attempts, "reason": "shutdown", **_facts(run)}
+    return Release(run.job.job_id, run.job.run_id, "shutdown", interrupted=True, entry=entry)
+
+
+def unstarted(run: Run, reason: str = "never-started") -> Release:
+    return Release(run.job.job_id, run.job.run_id, reason, fresh=run.job.fresh)
+
+
+def blamed_on_another(run: Run) -> Release:
+    """It crashed in a child that had run another job before: once more, uncounted, in a child of its own."""
+    entry = {"attempt": run.job.attempts, "reason": "blame", **_facts(run)}
+    return Release(run.job.job_id, run.job.run_id, "blame", fresh=True, entry=entry)
+
+
+def lost(run: Run) -> Release:
+    """Our infrastructure died under it: back at once, counted as a loss."""
+    entry = {"attempt": run.job.attempts, "reason": "lost", **_facts(run)}
+    return Release(run.job.job_id, run.job.run_id, "lost", fresh=run.job.fresh, loss=True, entry=entry)
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """The columns of the archive that tell of this run."""
+    facts = dict(run.facts)
+    if run.error is not None:
+        facts["error"] = dict(run.error)
+    if run.ladder is not None and run.ladder.highest is not None:
+        facts["rung"] = run.ladder.highest.value
+    if run.reason in ENDED_BY:
+        facts["ended_by"] = ENDED_BY[run.reason]
+    return facts
+
+
+ENDED_BY: Final = {
+    "timeout": "limit",
+    "memory": "limit",
+    "cancelled": "operator",
+    "killed": "operator",
+    "shutdown": "shutdown",
+}

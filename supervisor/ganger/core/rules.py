@@ -1,0 +1,48 @@
+"""The settings that the core decides by: plain numbers and words, validated by ``ganger.config`` before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRules:
+    """So many slots that serve these queues, in this order."""
+
+    name: str
+    queues: tuple[str, ...]
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Seconds and bytes; the defaults are those of ``ganger run``."""
+
+    lanes: tuple[LaneRules, ...]
+    poll_interval: float = 1.0
+    lease: float = 120.0
+    timeout: float | None = None
+    grace: float = 5.0
+    memory: int | None = None
+    shutdown: str = "wait"
+    shutdown_timeout: float | None = None
+    interrupt_after: float = 60.0
+    callback_timeout: float = 30.0
+    recycle_after: float = 1.0
+    boot_timeout: float = 60.0
+    store_timeout: float = 60.0
+    max_crashes: int = 3
+    max_losses: int = 5
+    known_types_only: bool = False  # unknown_job_type = "leave"
+    until_empty: bool = False
+    job_limit: int | None = None  # stop after so many jobs (process_next_job: 1)
+
+
+# How long things may take that no user sets. Each is a bound on ourselves or on one system call, not on a job.
+START_LIMIT = 10.0  # a job sent to an idle child must have started
+WATCH_AFTER = 0.25  # a run this old is worth watching; a shorter one never wakes its warden
+LEAVE_LIMIT = 6.0  # a retired child flushes (5 s at most) and exits
+KILL_PATIENCE = 0.5  # a warden acknowledges a kill, then gets SIGCONT, then is killed itself
+BURY_LIMIT = 10.0  # what is then still there is unkillable
+CLOSE_LIMIT = 5.0  # wardens and template leave when asked
+BACKOFF_LIMIT = 60.0  # between attempts to boot a child: 1, 2, 4 … seconds
