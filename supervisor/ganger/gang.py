@@ -30,7 +30,7 @@ from ganger.core import messages as m
 from ganger_child import guard, launch, tree
 from ganger_child.options import Options
 from ganger_child.trust import TrustWriter
-from ganger_child.wire import Channel, Message, pair
+from ganger_child.wire import Channel, Message, WireError, pair
 
 READ_AT_ONCE: Final = 16 * 1024  # bytes of output per visit: a child that prints without end gets its turn, no more
 PIPE_HOLDS: Final = 1 << 20  # the most that the kernel lets a pipe hold, so the most to drain before a last event
@@ -202,6 +202,7 @@ class Gang:
         self._await_wardens()
         for warden in list(self._wardens.values()):
             self._forget_warden(warden)
+        self._bury_adopted()
         os.close(self._lifeline)
         os.close(self._self)
         self._trust.close()
@@ -281,8 +282,8 @@ class Gang:
             try:
                 if handle is not None:
                     handle(template, word)
-            except (KeyError, TypeError, ValueError):
-                pass  # the module that it imports can write here too
+            except (KeyError, TypeError, ValueError, OSError):
+                pass  # the module that it imports can write here too; OSError: we are out of descriptors
             finally:
                 word.close()
         if received.closed:
@@ -368,8 +369,8 @@ class Gang:
             try:
                 if child is not None and handle is not None and word["child"] == child.number:
                     handle(warden, child, word)
-            except (KeyError, TypeError, ValueError):
-                pass
+            except (KeyError, TypeError, ValueError, OSError):
+                pass  # as for the template; a child that is not known to have started is given up by the core
             finally:
                 word.close()
         if received.closed:
@@ -481,10 +482,17 @@ class Gang:
         if warden is not None and child is not None:
             self._order(warden, op, child=number, **fields)
 
+    def _tell_child(self, child: _Child, op: str, body: bytes = b"", **fields: Any) -> None:
+        """Send. What does not arrive (it is gone, or takes nothing any more) is noticed by the core: nothing starts."""
+        with suppress(WireError, OSError):
+            child.wire.send(op, body, **fields)
+
     def _start_child(self, command: m.StartChild) -> None:
         warden = self._wardens.get(command.slot)
         if warden is None:
             return  # its end is told already
+        if warden.child is not None:
+            raise RuntimeError(f"slot {command.slot} has child {warden.child.number} and cannot have another")
         try:
             reading, writing = os.pipe2(os.O_CLOEXEC)
             ours, theirs = pair()
@@ -500,23 +508,23 @@ class Gang:
         _, child = self._find(command.slot, command.child)
         if child is not None:
             child.jobs[command.nonce] = command.job
-            child.wire.send("run", command.job.payload, **_run(command))
+            self._tell_child(child, "run", command.job.payload, **_run(command))
 
     def _send_postmortem(self, command: m.SendPostmortem) -> None:
         _, child = self._find(command.slot, command.child)
         if child is not None:
             child.jobs[command.nonce] = command.job
-            child.wire.send("postmortem", command.job.payload, **_run(command), death=dict(command.death))
+            self._tell_child(child, "postmortem", command.job.payload, **_run(command), death=dict(command.death))
 
     def _send_callbacks(self, command: m.SendCallbacks) -> None:
         _, child = self._find(command.slot, command.child)
         if child is not None:
-            child.wire.send("callbacks", nonce=command.nonce, names=command.names)
+            self._tell_child(child, "callbacks", nonce=command.nonce, names=command.names)
 
     def _retire(self, command: m.Retire) -> None:
         _, child = self._find(command.slot, command.child)
         if child is not None:
-            child.wire.send("retire")
+            self._tell_child(child, "retire")
 
     def _watch(self, command: m.Watch) -> None:
         self._tell_warden(

@@ -104,7 +104,8 @@ def short_processes(job):
 
 @handlers.job("hold memory")
 def hold_memory(job):
-    block = bytearray(os.urandom(4096) * (job.payload // 4096))
+    block = bytearray(job.payload)
+    block[::4096] = os.urandom(len(block[::4096]))  # now every page is its own
     time.sleep(300)
 
 @handlers.job("peak")
@@ -146,7 +147,7 @@ def test_leftovers_are_gone_before_the_exit_is_told(make_driver: DriverFactory) 
     driver.start()
     driver.begin("hide and return")
     driver.expect(m.JobReturned)
-    assert len(hidden(driver)) == 2
+    driver.turn_until(lambda: len(hidden(driver)) == 2, 10, "two hidden processes")
     driver.do(m.Retire(SLOT, driver.child))
     ended = driver.expect(m.ChildExited).exit
     assert not any(map(alive, hidden(driver)))
@@ -171,7 +172,8 @@ def test_a_kill_from_outside_is_told_as_signal_9(make_driver: DriverFactory) -> 
     driver.turn_until(lambda: hidden(driver), 10, "a hidden process")
     os.kill(child, signal.SIGKILL)
     ended = driver.expect(m.ChildExited).exit
-    assert (ended.exit_code, ended.term_signal, ended.leftovers) == (None, signal.SIGKILL, 1)
+    assert (ended.exit_code, ended.term_signal) == (None, signal.SIGKILL)
+    assert ended.leftovers >= 1
     assert not any(map(alive, hidden(driver)))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from json import dumps
 from math import ceil, inf
@@ -32,7 +33,7 @@ from os import (
     waitstatus_to_exitcode,
 )
 from select import POLLIN, POLLOUT, poll
-from signal import SIGCONT, SIGKILL, SIGRTMIN, SIGSTOP, SIGTERM
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 from socket import socket
 from time import monotonic, sleep
 from traceback import print_exc
@@ -40,6 +41,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ganger_child import guard, launch, page, titles, tree
 from ganger_child.child import run_child
+from ganger_child.interrupt import SIGNAL as INTERRUPT
 from ganger_child.options import Options
 from ganger_child.page import NOBODY, ORDER, ORDER_RUN, ORDER_SERIAL, ORDERS, PROGRESS, RUN, Page
 from ganger_child.trust import TrustReader
@@ -47,8 +49,6 @@ from ganger_child.wire import Channel, Message
 
 if TYPE_CHECKING:
     from ganger_child.handlers import Loaded
-
-INTERRUPT_SIGNAL: Final = SIGRTMIN + 7
 
 _WALL: Final = 0x40000000  # wait also for children that were cloned with another signal than SIGCHLD
 _HALT_BOUND: Final = 0.5  # seconds for a SIGSTOP to take effect; a child in state D cannot leave the kernel anyway
@@ -59,6 +59,7 @@ _TITLE_FAST: Final = 1.0  # seconds between two titles, in a run's first minute
 _TITLE_SLOW: Final = 5.0
 _MEMORY_SLOW: Final = 0.5  # seconds between two measurements, far from the limit
 _MEMORY_FAST: Final = 0.1
+_MEMORY_SHARE: Final = 0.05  # of a core at most for measuring
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,20 +320,16 @@ class Warden:
         child.page[ORDER] = ORDERS.index(order["reason"])
         child.page[ORDER_SERIAL] += 1
         if order["signal"] and child.page[RUN] == order["nonce"]:
-            kill(child.pid, INTERRUPT_SIGNAL)
-            kill(child.pid, SIGCONT)
+            self._signal(child, INTERRUPT)
+            self._signal(child, SIGCONT)  # somebody may have stopped it
 
     def _terminate(self, child: _Child, order: Message) -> None:
         self._halt(child)
         if child.page[RUN] != order["nonce"]:
             self._spare(child)
             return
-        if getpgid(child.pid) == child.pid:  # else it has not left our session yet, and the group is ours
-            killpg(child.pid, SIGTERM)
-            killpg(child.pid, SIGCONT)
-        else:
-            kill(child.pid, SIGTERM)
-            kill(child.pid, SIGCONT)
+        self._signal(child, SIGTERM, group=True)
+        self._signal(child, SIGCONT, group=True)
 
     def _kill(self, child: _Child, order: Message) -> None:
         nonce = order.get("nonce")
@@ -349,17 +346,30 @@ class Warden:
             return
         self._acknowledge_and_bury(child)
 
+    def _signal(self, child: _Child, signum: int, *, group: bool = False) -> None:
+        """Signal the child, or the group that it leads. Its number is its own until we have waited for it."""
+        if child.status is not None:
+            return
+        with suppress(ProcessLookupError, PermissionError):  # a child may have become a setuid program
+            if group and getpgid(child.pid) == child.pid:  # else it has not left our session yet, and the group is ours
+                killpg(child.pid, signum)
+            else:
+                kill(child.pid, signum)
+
     def _halt(self, child: _Child) -> None:
         """Stop the child, so that what its page says stays true. One that is in the kernel for longer cannot leave it
         without stopping, so its page is still too."""
-        kill(child.pid, SIGSTOP)
+        self._signal(child, SIGSTOP)
         deadline = monotonic() + _HALT_BOUND
-        while (seen := tree.stat(child.pid)) is not None and seen.state not in "TtZX" and monotonic() < deadline:
+        while child.status is None and monotonic() < deadline:
+            seen = tree.stat(child.pid)
+            if seen is None or seen.state in "TtZX":
+                break
             sleep(0.0002)
 
     def _spare(self, child: _Child) -> None:
         nonce = child.page[RUN]
-        kill(child.pid, SIGCONT)
+        self._signal(child, SIGCONT)
         self._send("spared", child=child.number, nonce=nonce)
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -375,6 +385,7 @@ class Warden:
         child.killed |= ended.killed
         if ended.survivors:
             child.bury_again = monotonic() + _BURY_AGAIN
+            child.watch = None
             if ended.survivors != child.unkillable:
                 child.unkillable = ended.survivors
                 self._send("unkillable", child=child.number, survivors=ended.survivors)
@@ -460,10 +471,12 @@ class Warden:
     def _measure(self, child: _Child, watch: _Watch) -> float:
         """Measure the memory; returns the seconds until the next time."""
         limit = int(watch.order["memory"])
+        began = monotonic()
         held = tree.held(limit)
+        cost = monotonic() - began
         if held > limit:
             self._say("memory", child=child.number, nonce=watch.nonce, held=held)
-        return _MEMORY_FAST if held > limit // 2 else _MEMORY_SLOW
+        return max(_MEMORY_FAST if held > limit // 2 else _MEMORY_SLOW, cost / _MEMORY_SHARE)
 
     def _show_run(self, child: _Child, watch: _Watch, age: float) -> None:
         order = watch.order
