@@ -303,8 +303,9 @@ class _Owner:
 
     def _wait(self) -> None:
         """Wait until there is something to do: besides the database itself, the only place where the thread waits."""
-        until = self._next_try if self.conn is None or self.busy() else self.due()
-        patience = None if until is None else max(0.0, until - time.monotonic())
+        now = time.monotonic()
+        until = self._next_try if self.conn is None or self.busy() or now < self._next_try else self.due()
+        patience = None if until is None else max(0.0, until - now)
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
         if self.conn is not None and not self.conn.closed:
@@ -367,7 +368,6 @@ class _Store(_Owner):
             self.post(Swept(supervisor_id, ()))
         self._claims.clear()
         self._sweeps.clear()
-        self._idle.clear()  # who is still idle when the database is back says so again
 
     def work(self, conn: Connection) -> None:
         self._store(conn)
