@@ -299,7 +299,7 @@ def run(options: argparse.Namespace) -> int:
     place = _place(settings, ready=True)
     from ganger.supervisor import Supervisor
 
-    return Supervisor(Config(**{**settings, "database_url": place.conninfo or None})).run()
+    return Supervisor(Config(**{**settings, "database_url": place.conninfo or None})).run(adopt=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

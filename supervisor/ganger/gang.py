@@ -50,6 +50,7 @@ class GangSettings:
     incarnation: UUID
     lock_fd: int | None = None  # of the incarnation's lock file; passed on, closed by its owner
     adopt: bool = False  # be a subreaper: only where every process below this one is ours (``ganger run``)
+    nice: int = 0  # niceness of everything below, added to our own
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +250,16 @@ class Gang:
             "trust": self._trust.reading_end,
             "lock": self._settings.lock_fd,
         }
-        return subprocess.Popen(
+        process = subprocess.Popen(
             launch.command("template", parent=os.getpid(), **given),
             stdin=subprocess.DEVNULL,
             pass_fds=[fd for fd in given.values() if fd is not None],
             env=self._environment(),
             start_new_session=True,
         )
+        if self._settings.nice:
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + self._settings.nice)
+        return process
 
     def _environment(self) -> dict[str, str]:
         """One core for each job: libraries that would start a thread for every core are told not to."""

@@ -73,6 +73,10 @@ class Book:
         self.watcher.forget()
         self.sweeping.clear()
 
+    def deregistered(self) -> None:
+        self.lease.drop()
+        self.former = self.registering = None
+
     def beat(self, now: m.Now, phase: str, info: Callable[[], Mapping[str, Any]]) -> None:
         """Renew and look, where due; register where we are nobody."""
         if self.lease.supervisor_id is None:

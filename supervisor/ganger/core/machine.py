@@ -144,6 +144,8 @@ class Machine:
         """After a lost lease, once nothing that ran under it is left."""
         if self.book.former is None or self.book.registering is not None or self.closing_at is not None:
             return
+        if self.book.owed:  # registering releases our former rows: what was finished is to be stored before
+            return
         if not any(run.reason == FENCED for _, run in self.pool.runs):
             self.commands.append(m.Trust(float("inf")))  # nothing runs: the wardens need not kill
             self.book.register(now)
@@ -226,8 +228,7 @@ class Machine:
         self.book.complain(event.error)
 
     def _deregistered(self, _: m.Deregistered, now: m.Now) -> None:
-        self.book.lease.drop()
-        self.book.registering = None
+        self.book.deregistered()
 
     # ---- events of the template ------------------------------------------------------------------------------------
 
@@ -276,7 +277,7 @@ class Machine:
             return
         if self.phase is Phase.RUNNING:
             self.asked = now.mono
-            self._emit("shutting-down")
+            self._emit("shutting-down", policy=self.rules.shutdown, running=len(self.pool.runs))
             for slot, run in self.pool.runs:
                 run.undecided = run.verdict is None
                 self.pool.watch(slot)
@@ -348,8 +349,9 @@ class Machine:
         if self.closing_at is None:
             self.closing_at = now.mono
             self.pool.close()
-            if self.book.lease.supervisor_id is not None:
-                self.commands.append(m.Deregister(self.book.lease.supervisor_id))
+            registration = self.book.lease.supervisor_id or self.book.former
+            if registration is not None:
+                self.commands.append(m.Deregister(registration))
         if now.mono < self.closing_at + bounds.CLOSE_LIMIT and (self.pool.wardens_left() or self._registered_still()):
             return
         self.finished = True
@@ -357,7 +359,8 @@ class Machine:
         self.commands += [m.StopTemplate(self.template), m.Finish(self.exit_code)]
 
     def _registered_still(self) -> bool:
-        return self.book.lease.supervisor_id is not None or self.book.registering is not None
+        book = self.book
+        return any(each is not None for each in (book.lease.supervisor_id, book.former, book.registering))
 
     # ---- what is shown ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,51 @@
+"""The callbacks that an embedding application gives, called in a thread of their own.
+
+Nobody waits for them while jobs run, and one that raises is an event, not the end of the supervisor. What a handler
+does about its jobs is no callback of this kind: that is the user's code too, but runs in the children.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from ganger.events import Events
+
+
+class Callbacks:
+    """``call`` queues a function; each runs after the one before."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def call(self, name: str, function: Callable[..., Any], *arguments: Any, then: Callable[[Any], None]) -> None:
+        """Call ``function`` and hand its result to ``then``, both in the callbacks' thread."""
+
+        def act() -> None:
+            try:
+                result = function(*arguments)
+            except Exception as error:
+                told = {"type": type(error).__name__, "message": str(error)}
+                self._events.emit("callback-error", callback=name, error=told)
+            else:
+                then(result)
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ganger-callbacks", daemon=True)
+            self._thread.start()
+        self._queue.put(act)
+
+    def close(self) -> None:
+        """Wait until every callback that was queued has returned."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (act := self._queue.get()) is not None:
+            act()

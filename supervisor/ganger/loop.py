@@ -1,0 +1,153 @@
+"""The loop: the only place of the parent that waits. One wait, one deadline.
+
+It carries what happens to the core and what the core commands to whoever does it, and decides nothing. Everything that
+could take long has a thread of its own (the database, the callbacks, the writing of events), so a kill is never late
+because something else is slow.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from selectors import EVENT_READ, BaseSelector
+from typing import Any, Final, get_args
+
+from ganger.core import messages as m
+from ganger.core.machine import Machine
+from ganger.events import Events
+from ganger.gang import Gang
+from ganger_child import titles
+
+GANG: Final = get_args(m.GangCommand)
+DATABASE: Final = get_args(m.DatabaseCommand)
+REAP_INTERVAL: Final = 1.0  # seconds between looks for strangers' zombies (as PID 1)
+ROUNDS: Final = 100  # batches of events in a row before descriptors are looked at again
+
+
+class Inbox:
+    """Events on their way to the core, from this thread or any other. ``post`` never waits."""
+
+    def __init__(self) -> None:
+        self._events: deque[m.Event] = deque()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def post(self, event: m.Event) -> None:
+        self._events.append(event)
+        os.eventfd_write(self._bell, 1)
+
+    def take(self) -> list[m.Event]:
+        taken = []
+        while self._events:
+            taken.append(self._events.popleft())
+        return taken
+
+    @property
+    def empty(self) -> bool:
+        return not self._events
+
+    def fileno(self) -> int:
+        return self._bell
+
+    def hush(self) -> None:
+        try:
+            os.eventfd_read(self._bell)
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        os.close(self._bell)
+
+
+class Loop:
+    """Drives one machine until it finishes.
+
+    ``store`` takes database commands, ``ask`` an error for on_polling_error; ``told`` holds facts that the core does
+    not know, by event name.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        gang: Gang,
+        inbox: Inbox,
+        selector: BaseSelector,
+        events: Events,
+        store: Callable[[m.DatabaseCommand], None],
+        ask: Callable[[str], None],
+        name: str,
+        told: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self.machine = machine
+        self.gang = gang
+        self.inbox = inbox
+        self.selector = selector
+        self.events = events
+        self.store = store
+        self.ask = ask
+        self.name = name
+        self.told = told
+        self.outcomes: deque[m.Outcome] = deque(maxlen=1)  # the last one
+        self._exit_code: int | None = None
+        self._reap_at = 0.0
+        selector.register(inbox.fileno(), EVENT_READ, inbox.hush)
+
+    def run(self, asked: Callable[[float], Iterable[str]] = lambda now: ()) -> int:
+        """Run until the core says Finish, and return its exit code. ``asked`` is read after every wait."""
+        self._do(self.machine.start(clock()))
+        while self._exit_code is None:
+            now = clock()
+            due = self.machine.deadline(now)
+            for key, _ in self.selector.select(due):
+                key.data()
+            for how in asked(time.monotonic()):
+                self.inbox.post(m.Stop(how))
+            self._turn()
+        return self._exit_code
+
+    def _turn(self) -> None:
+        """Let the core take in what came, and then do what is due; both may bring more."""
+        for _ in range(ROUNDS):
+            for event in self.inbox.take():
+                self._do(self.machine.handle(event, clock()))
+            self._do(self.machine.handle(m.Tick(), clock()))
+            if self.inbox.empty:
+                break
+        if time.monotonic() >= self._reap_at:
+            self._reap_at = time.monotonic() + REAP_INTERVAL
+            self.gang.reap()
+
+    def _do(self, commands: Iterable[m.Command]) -> None:
+        for command in commands:
+            if isinstance(command, GANG):
+                self.gang.do(command)
+            elif isinstance(command, DATABASE):
+                if isinstance(command, get_args(m.Outcome)):
+                    self.outcomes.append(command)
+                self.store(command)
+            else:
+                self._do_here(command)
+
+    def _do_here(self, command: m.Command) -> None:
+        match command:
+            case m.Emit():
+                self._emit(command)
+            case m.TitleChanged():
+                titles.show(titles.supervisor(self.name, command.phase, command.running, command.slots, command.lanes))
+            case m.PollingError():
+                self.ask(command.error)
+            case m.Finish():
+                self._exit_code = command.exit_code
+
+    def _emit(self, command: m.Emit) -> None:
+        data = {"supervisor_id": self.machine.book.lease.supervisor_id, **self.told.get(command.name, {})}
+        data |= command.data
+        if "retry_in" in data:
+            data["retry_at"] = datetime.now(UTC) + timedelta(seconds=data["retry_in"])
+        self.events.emit(command.name, **data)
+
+
+def clock() -> m.Now:
+    return m.Now(time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))

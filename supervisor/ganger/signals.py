@@ -1,0 +1,84 @@
+"""Signals to the supervisor: the handlers only ring a bell; what a signal means is a table.
+
+Nothing is raised from a handler and nothing is done in one. Python writes the number of each signal to a socket, which
+the loop (or whoever waits before there is a loop) reads like any other descriptor.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+from types import FrameType
+from typing import Final
+
+AGAIN: Final = 0.5  # seconds: a second SIGINT sooner than this is the same key press, or the same group signal
+
+STOPS: Final = {signal.SIGTERM: "graceful", signal.SIGHUP: "graceful", signal.SIGQUIT: "kill"}
+INTERRUPTS: Final = ("graceful", "terminate", "kill")  # the first, second and third SIGINT
+
+
+class Signals:
+    """Installed handlers, as a context. To be used in the main thread only."""
+
+    def __init__(self) -> None:
+        self._bell, self._ringer = socket.socketpair()
+        for end in (self._bell, self._ringer):
+            end.setblocking(False)
+        self._former: dict[int, object] = {}
+        self._former_fd = -1
+        self._interrupts = 0
+        self._last_interrupt: float | None = None
+        self._waiting: list[int] = []  # numbers read while waiting for something else
+
+    def __enter__(self) -> Signals:
+        self._former_fd = signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
+        for number in (*STOPS, signal.SIGINT):
+            # Started with nohup, SIGHUP is ignored and stays so.
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
+            self._former[number] = signal.signal(number, _ring)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._former_fd)
+        self._bell.close()
+        self._ringer.close()
+
+    def fileno(self) -> int:
+        return self._bell.fileno()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, but not longer than until a signal asks to stop; whether one did."""
+        select.select([self._bell], [], [], seconds)
+        self._waiting += self._read()
+        return any(number in STOPS or number == signal.SIGINT for number in self._waiting)
+
+    def asked(self, now: float) -> list[str]:
+        """The stops that were asked for since the last call: "graceful", "terminate" or "kill" each."""
+        numbers, self._waiting = self._waiting + self._read(), []
+        return [how for number in numbers if (how := self._meaning(number, now)) is not None]
+
+    def _read(self) -> list[int]:
+        numbers: list[int] = []
+        try:
+            while data := self._bell.recv(256):
+                numbers += data
+        except BlockingIOError:
+            pass
+        return numbers
+
+    def _meaning(self, number: int, now: float) -> str | None:
+        if number != signal.SIGINT:
+            return STOPS.get(signal.Signals(number))
+        if self._last_interrupt is not None and now - self._last_interrupt <= AGAIN:
+            return None
+        self._last_interrupt = now
+        self._interrupts += 1
+        return INTERRUPTS[min(self._interrupts, len(INTERRUPTS)) - 1]
+
+
+def _ring(number: int, frame: FrameType | None) -> None:
+    """The byte in the socket is all."""

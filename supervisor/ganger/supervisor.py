@@ -1,0 +1,307 @@
+"""The supervisor as an application or a command has it: set up, run, stop, take down.
+
+Here the parts are put together for one incarnation and taken apart after it, in that order, whatever happens; the
+running is the loop's. A Supervisor can be started again after it has stopped: each start is a new incarnation.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from selectors import EVENT_READ, DefaultSelector
+from typing import Any
+from uuid import uuid4
+
+from ganger import database, incarnation, locate
+from ganger.callbacks import Callbacks
+from ganger.config import Config
+from ganger.core import messages as m
+from ganger.core.machine import Machine
+from ganger.core.rules import LaneRules, Rules
+from ganger.database_threads import DatabaseThreads
+from ganger.events import Events
+from ganger.gang import Gang, GangSettings, Output
+from ganger.loop import Inbox, Loop, clock
+from ganger.signals import Signals
+from ganger_child import titles
+from ganger_child.options import Options
+
+EVENTS_LIMIT = 5.0  # seconds that the last events may take to be written
+
+
+class Supervisor:
+    """Runs the jobs of a configuration.
+
+    ``run`` is for a program that does nothing else: it installs signal handlers and blocks. ``start`` and ``stop`` are
+    for an application that embeds it: they run it in a thread and leave signals alone. ``run_until_empty`` and
+    ``process_next_job`` are for tests and the REPL.
+
+    All of them raise ganger.database.DatabaseUnreachable where the database does not answer within
+    ``config.database_wait`` seconds, and SchemaMissing or SchemaMismatch where its tables do not fit.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._running: Inbox | None = None
+        self._exit_code: int | None = None
+        self._last: m.Outcome | None = None
+
+    def run(self, *, adopt: bool = False) -> int:
+        """Run until a signal (or ``until_empty``) stops it, and return the exit code of the design: 0 stopped as
+        asked, 1 stopped by an error, 2 the handlers do not load.
+
+        To be called in the main thread. ``adopt`` lets it take in (and kill) what its children leave behind even when
+        the processes between have died; only for a program that has no other child processes.
+        """
+        with Signals() as signals:
+            return self._run(signals, adopt=adopt)
+
+    def start(self) -> None:
+        """Start it in a thread. Raises RuntimeError if it has been started and not stopped."""
+        with self._lock:
+            if self._thread is not None and self._thread.is_alive():
+                raise RuntimeError("This supervisor has been started already: stop it first, or make another one.")
+            started = threading.Event()
+            failed: list[BaseException] = []
+            self._exit_code = None
+
+            def live() -> None:
+                try:
+                    self._exit_code = self._run(None, started=started.set)
+                except BaseException as error:
+                    failed.append(error)
+                finally:
+                    started.set()
+
+            self._thread = threading.Thread(target=live, name="ganger-supervisor")
+            self._thread.start()
+            started.wait()
+            if failed:
+                self._thread.join()
+                self._thread = None
+                raise failed[0]
+
+    def stop(self, how: str = "graceful", timeout: float | None = None) -> int | None:
+        """Stop it and wait until it has stopped; harmless if it was not started, or has stopped by itself.
+
+        ``how`` is "graceful" (as configured), "terminate" or "kill"; ``timeout`` is in seconds. Returns the exit code,
+        or None if it has not stopped in that time (it goes on stopping) or never ran.
+        """
+        if how not in ("graceful", "terminate", "kill"):
+            raise ValueError(f"how is {how!r}: say 'graceful', 'terminate' or 'kill'.")
+        thread, running = self._thread, self._running
+        if thread is None:
+            return self._exit_code
+        if running is not None:
+            running.post(m.Stop(how))
+        thread.join(timeout)
+        if thread.is_alive():
+            return None
+        self._thread = None
+        return self._exit_code
+
+    def run_until_empty(self) -> int:
+        """Run until nothing is ready, running or waiting for a retry; return the exit code. Blocks; no signals."""
+        return self._run(None, until_empty=True)
+
+    def process_next_job(self) -> bool | None:
+        """Run one job in a child. True: it ran (well or not); False: it was interrupted; None: there was none."""
+        self._last = None
+        if self._run(None, job_limit=1) != 0:
+            raise RuntimeError("The supervisor could not run a job; its events say why.")
+        if self._last is None:
+            return None
+        return not isinstance(self._last, m.Release)
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        signals: Signals | None,
+        *,
+        adopt: bool = False,
+        started: Callable[[], object] = lambda: None,
+        until_empty: bool = False,
+        job_limit: int | None = None,
+    ) -> int:
+        config = self.config
+        rules = _rules(config, until_empty=until_empty or config.until_empty, job_limit=job_limit)
+        events = Events(config.log_format, config.log_level, log=config.log)
+        callbacks = Callbacks(events)
+        try:
+            titles.prepare(keep_environ=config.keep_environ)
+            place = self._reach_database(events, signals)
+            if place is None:  # asked to stop while waiting for it
+                return 0
+            exit_code = self._live(rules, place, events, callbacks, signals, adopt, started)
+            if config.on_shutdown is not None:
+                events.flush(EVENTS_LIMIT)  # what it prints comes after what we said
+                callbacks.call("on_shutdown", config.on_shutdown, then=lambda _: None)
+            callbacks.close()
+            return exit_code
+        finally:
+            events.close(EVENTS_LIMIT)
+
+    def _live(
+        self,
+        rules: Rules,
+        place: locate.Place,
+        events: Events,
+        callbacks: Callbacks,
+        signals: Signals | None,
+        adopt: bool,
+        started: Callable[[], object],
+    ) -> int:
+        """One incarnation, from its lock to its last process. What is built up here is taken down in reverse."""
+        config = self.config
+        with ExitStack() as stack:
+            lock = incarnation.create(uuid4())
+            identity = lock.uuid if lock is not None else uuid4()
+            if lock is not None:
+                stack.callback(lock.close)
+            inbox = Inbox()
+            stack.callback(inbox.close)
+            facts = database.SupervisorFacts(identity, self.name, socket.gethostname(), os.getpid(), config.lease)
+            threads = DatabaseThreads(
+                place.conninfo, config.schema, inbox.post, lambda: clock().boot, facts, incarnation.vacant
+            )
+            selector = stack.enter_context(DefaultSelector())
+            below = GangSettings(_options(config), identity, lock.fd if lock is not None else None, adopt, config.nice)
+            gang = Gang(below, selector, inbox.post, partial(_print, events))
+            stack.callback(gang.close)
+            threads.start()
+            stack.callback(threads.close)
+            loop = Loop(
+                Machine(rules, random.random, uuid4),
+                gang,
+                inbox,
+                selector,
+                events,
+                store=threads.do,
+                ask=partial(self._ask, callbacks, inbox),
+                name=self.name,
+                told=_told(config, self.name, place.description),
+            )
+            if signals is not None:
+                selector.register(signals, EVENT_READ, lambda: None)
+            self._running = inbox
+            started()
+            try:
+                return loop.run(signals.asked if signals is not None else _nobody)
+            except Exception:
+                events.emit("job-worker-error", error=traceback.format_exc())
+                return 1
+            finally:
+                self._running = None
+                self._last = loop.outcomes[-1] if loop.outcomes else None
+
+    @property
+    def name(self) -> str:
+        return self.config.name or f"{socket.gethostname()}:{os.getpid()}"
+
+    def _reach_database(self, events: Events, signals: Signals | None) -> locate.Place | None:
+        """Wait for the database and see that its tables fit. None: asked to stop meanwhile."""
+
+        def sleep(seconds: float) -> bool:
+            if signals is not None:
+                return signals.wait(seconds)
+            time.sleep(seconds)
+            return False
+
+        place = locate.ready_database(self.config.database_url, self.config.schema)
+        try:
+            database.wait_for_database(
+                place.conninfo,
+                self.config.schema,
+                self.config.database_wait,
+                on_wait=lambda error: events.emit("database-lost", error=error),
+                stopped=sleep,
+            ).close()
+        except database.DatabaseUnreachable:
+            if signals is not None and signals.wait(0):
+                return None
+            raise
+        return place
+
+    def _ask(self, callbacks: Callbacks, inbox: Inbox, error: str) -> None:
+        """Ask on_polling_error whether to give up."""
+        if self.config.on_polling_error is not None:
+
+            def take(answer: object) -> None:
+                if answer:
+                    inbox.post(m.StopNow(error))
+
+            callbacks.call("on_polling_error", self.config.on_polling_error, PollingError(error), then=take)
+
+
+class PollingError(Exception):
+    """What on_polling_error is given: the database is lost, or a claim failed; the message says why."""
+
+
+def _print(events: Events, line: Output) -> None:
+    """Pass on what a child printed; between jobs it is the slot's."""
+    events.output(line.job_id or line.slot, line.job_type or "", line.text)
+
+
+def _nobody(now: float) -> Iterable[str]:
+    return ()
+
+
+def _rules(config: Config, *, until_empty: bool, job_limit: int | None) -> Rules:
+    return Rules(
+        lanes=tuple(LaneRules(*lane) for lane in config.lanes),
+        poll_interval=config.poll_interval,
+        lease=config.lease,
+        timeout=config.timeout,
+        grace=config.grace,
+        memory=config.memory,
+        shutdown=config.shutdown,
+        shutdown_timeout=config.shutdown_timeout,
+        interrupt_after=config.interrupt_after,
+        callback_timeout=config.callback_timeout,
+        recycle_after=config.recycle_after,
+        boot_timeout=config.boot_timeout,
+        store_timeout=config.store_timeout,
+        max_crashes=config.max_crashes,
+        max_losses=config.max_losses,
+        known_types_only=config.unknown_job_type == "leave",
+        until_empty=until_empty,
+        job_limit=job_limit,
+    )
+
+
+def _options(config: Config) -> Options:
+    return Options(
+        target=config.target,
+        handler_mode=config.handler_mode,
+        retry_strategy=config.retry_strategy,
+        failed_attempt=config.failed_attempt,
+        failed_job=config.failed_job,
+        start_method=config.start_method,
+        max_result=config.max_result,
+        callback_timeout=config.callback_timeout,
+        keep_environ=config.keep_environ,
+        unknown_job_type=config.unknown_job_type,
+        search_path=os.getcwd(),
+    )
+
+
+def _told(config: Config, name: str, place: str) -> dict[str, dict[str, Any]]:
+    """What the events say that the core does not know."""
+    return {
+        "supervisor-started": {
+            "name": name,
+            "queues": config.queues,
+            "slots": sum(lane.slots for lane in config.lanes),
+            "database": place,
+        }
+    }
