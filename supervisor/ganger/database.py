@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,18 +29,15 @@ from psycopg.rows import TupleRow
 from ganger.core.messages import Archive, Claim, HeldRow, Job, Lane, OtherSupervisor, Release, Retry, Swept
 from ganger.sql import migration, newest_version, statement
 
-Connection = psycopg.Connection[TupleRow]
-
 SCHEMA: Final = "proletarian"
 OLDEST_SERVER: Final = 130000  # PostgreSQL 13
 STATEMENT_TIMEOUT: Final = 10.0  # seconds, on the server
+WAIT: Final = 0.25  # seconds between tries to reach a database at start
 PROMOTE_MOST: Final = 500  # rows a promotion takes at once
 GIVE_BACK_MOST: Final = 500  # rows given back by one statement of a sweep
 LONGEST_DELAY: Final = 3650 * 86400.0  # seconds; a retry later than that is meant as never
-WAIT: Final = 0.25  # seconds between tries to reach a database at start
 CROWDED: Final = ("too many clients", "too many connections", "connection slots")
-_NOT_STORABLE: Final = re.compile("[\0\ud800-\udfff]")
-TURN: Final = 0.05  # seconds after which to ask again while another supervisor promotes
+_NOT_STORABLE: Final = re.compile("[\\0\\ud800-\\udfff]")
 
 # What a connection has unless the caller's conninfo says otherwise: a peer that is gone is noticed within 15 s.
 _CONNECTION: Final = {
@@ -67,6 +67,40 @@ class SchemaMismatch(Exception):
 # Connections
 
 
+class Connection(psycopg.Connection[TupleRow]):
+    """A psycopg connection that another thread can cut off when the server's answer does not come.
+
+    ``statement_timeout`` is the server's, and TCP's own timeouts are about the peer's kernel: neither helps against a
+    frozen server, or against a proxy that has lost the other side.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._waiting_since: float | None = None  # monotonic
+        self._open = threading.Lock()  # held while the descriptor must not go away
+
+    def wait(self, *args: Any, **keywords: Any) -> Any:
+        self._waiting_since = time.monotonic()
+        try:
+            return super().wait(*args, **keywords)
+        finally:
+            self._waiting_since = None
+
+    def close(self) -> None:
+        with self._open:
+            super().close()
+
+    def sever(self, limit: float) -> None:
+        """If the thread that uses the connection has waited for ``limit`` seconds, let it find the peer gone."""
+        since = self._waiting_since
+        if since is None or time.monotonic() - since < limit:
+            return
+        with self._open, contextlib.suppress(OSError):
+            if not self.closed:
+                with socket.socket(fileno=os.dup(self.fileno())) as peer:
+                    peer.shutdown(socket.SHUT_RDWR)
+
+
 def connect(
     conninfo: str, *, name: str = "ganger", statement_timeout: float = STATEMENT_TIMEOUT, **settings: Any
 ) -> Connection:
@@ -76,7 +110,7 @@ def connect(
     libpq's keywords and stand above the conninfo. Raises psycopg.OperationalError.
     """
     given = {**_CONNECTION, "application_name": name[:63], **conninfo_to_dict(conninfo), **settings}
-    conn = psycopg.connect(make_conninfo(**given), autocommit=True)
+    conn = Connection.connect(make_conninfo(**given), autocommit=True)
     try:
         conn.isolation_level = IsolationLevel.READ_COMMITTED
         conn.read_only = False

@@ -63,6 +63,8 @@ BATCH_BYTES: Final = 8 << 20  # of results stored by one statement, unless one a
 CLAIM_PATIENCE: Final = 10.0  # seconds; a claim that waited longer behind other work is not carried out
 TRIES: Final = 3  # of a transaction that met a deadlock or a lock
 BACKOFF: Final = (0.1, 0.2, 0.5, 1.0, 2.0)  # seconds between tries after a failure; the last one repeats
+ANSWER_LIMIT: Final = 14.0  # seconds that an answer may take: the server's own timeout, and some
+TURN: Final = 0.05  # seconds after which to claim again while another supervisor promotes
 PROBE: Final = 5.0  # seconds between signs of life of the listening connection
 JANITOR: Final = 60.0  # seconds between looks for runs under no registration
 NOBODY: Final = 0  # the registration that the janitor's finds belonged to: none
@@ -91,14 +93,21 @@ class DatabaseThreads:
         self._store = _Store(self._shared)
         self._lease = _Lease(self._shared)
         self._listen = _Listen(self._shared)
+        self._owners = (self._store, self._lease, self._listen)
 
     def start(self) -> None:
         """Start the threads. They connect by themselves, and again whenever they must."""
-        for owner in (self._store, self._lease, self._listen):
+        for owner in self._owners:
             owner.start()
 
     def do(self, command: DatabaseCommand) -> None:
-        """Hand over a command. Never blocks; may be called from any thread."""
+        """Hand over a command. Never blocks; may be called from any thread.
+
+        The loop has one for us each second. So this is also where it is seen that an answer is overdue: the thread that
+        waits for it cannot.
+        """
+        for owner in self._owners:
+            owner.sever()
         match command:
             case Claim() if self._shared.outage.on:
                 self._shared.post(ClaimLost(command.claim_id))
@@ -109,11 +118,10 @@ class DatabaseThreads:
 
     def close(self) -> None:
         """End the threads, each after the statement it is at. What is still waiting is dropped. Harmless twice."""
-        owners = (self._store, self._lease, self._listen)
-        for owner in owners:
+        for owner in self._owners:
             owner.stop()
         limit = time.monotonic() + CLOSE_LIMIT
-        for owner in owners:
+        for owner in self._owners:
             owner.join(limit - time.monotonic())
 
 
@@ -217,6 +225,11 @@ class _Owner:
     def stop(self) -> None:
         self.stopping = True
         self._ring()
+
+    def sever(self) -> None:
+        conn = self.conn
+        if conn is not None:
+            conn.sever(ANSWER_LIMIT)
 
     def join(self, limit: float) -> None:
         if self._thread.ident is not None:
@@ -430,7 +443,7 @@ class _Store(_Owner):
             mine = _again(lambda: database.promote(conn, self.schema))
             next_due = database.outlook(conn, self.schema, queues).next_due
             if next_due is not None and not mine:
-                next_due = max(next_due, database.TURN)
+                next_due = max(next_due, TURN)
         jobs, lanes, more = _again(lambda: database.claim(conn, self.schema, order))
         left = not order.ask_left or bool(jobs) or database.something_left(conn, self.schema, queues)
         return Claimed(order.claim_id, jobs, lanes, more, next_due, before.horizon, left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import tempfile
 import threading
@@ -15,6 +16,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ganger import database as db
 from ganger import database_threads
@@ -448,23 +450,27 @@ def test_terminated_backends_are_one_outage(own: Running, conn: db.Connection) -
     own.wait(m.Notified, 2)  # the listener is back too
 
 
-@contextmanager
-def own_server() -> Iterator[LocalPostgres]:
-    """A server that the test may stop and kill."""
+@pytest.fixture(scope="module")
+def kept_server() -> Iterator[LocalPostgres]:
     with tempfile.TemporaryDirectory(prefix="ganger-outage-") as folder:
         Path(folder).chmod(0o711)
         server = LocalPostgres(Path(folder) / "server", durable=False)
-        with db.connect(server.start()) as conn:
-            db.install(conn)
-        try:
-            yield server
-        finally:
-            server.reset()
+        yield server
+        server.reset()
 
 
-def test_an_outage_of_the_server() -> None:
+@pytest.fixture
+def server(kept_server: LocalPostgres) -> LocalPostgres:
+    """A server that the test may stop and kill."""
+    with db.connect(kept_server.start()) as conn:
+        conn.execute("DROP SCHEMA IF EXISTS proletarian CASCADE")
+        db.install(conn)
+    return kept_server
+
+
+def test_an_outage_of_the_server(server: LocalPostgres) -> None:
     """Stopped and started: outcomes are kept and stored late, claims are answered as lost at once, told once."""
-    with own_server() as server, running(server.conninfo) as own:
+    with running(server.conninfo) as own:
         supervisor_id = own.register()
         own.wait(m.Notified)
         with db.connect(server.conninfo) as conn:
@@ -500,31 +506,29 @@ def test_an_outage_of_the_server() -> None:
             assert rows(conn, "status", "archived_job") == [("success",)]
 
 
-def test_close_in_an_outage_is_quick() -> None:
-    with own_server() as server:
-        with running(server.conninfo) as own:
-            own.register()
-            server.stop()
-            own.wait(m.DatabaseLost)
-            own.do(m.Archive(uuid4(), uuid4(), "success", None, {}))
-            started = time.monotonic()
-        assert time.monotonic() - started < 3
-
-
-def test_a_database_that_is_not_there_at_the_start() -> None:
-    with own_server() as server:
+def test_close_in_an_outage_is_quick(server: LocalPostgres) -> None:
+    with running(server.conninfo) as own:
+        own.register()
         server.stop()
-        with running(server.conninfo) as own:
-            own.wait(m.DatabaseLost)
-            own.do(m.Register(None))
-            server.start()
-            own.wait(m.Registered)
-            own.wait(m.DatabaseBack)
+        own.wait(m.DatabaseLost)
+        own.do(m.Archive(uuid4(), uuid4(), "success", None, {}))
+        started = time.monotonic()
+    assert time.monotonic() - started < 3
 
 
-def test_a_read_only_database_is_an_outage() -> None:
+def test_a_database_that_is_not_there_at_the_start(server: LocalPostgres) -> None:
+    server.stop()
+    with running(server.conninfo) as own:
+        own.wait(m.DatabaseLost)
+        own.do(m.Register(None))
+        server.start()
+        own.wait(m.Registered)
+        own.wait(m.DatabaseBack)
+
+
+def test_a_read_only_database_is_an_outage(server: LocalPostgres) -> None:
     """After a failover the old address may lead to a standby: 25006. The outcome waits until it can be written."""
-    with own_server() as server, running(server.conninfo) as own:
+    with running(server.conninfo) as own:
         supervisor_id = own.register()
         with db.connect(server.conninfo) as conn:
             enqueue(conn, "t")
@@ -542,3 +546,75 @@ def test_a_read_only_database_is_an_outage() -> None:
             own.wait(m.DatabaseLost)
             own.wait(m.DatabaseLost, 2)  # a new connection changes nothing yet
         assert own.stored(job.run_id) == m.Stored(job.run_id, "stored", late=True)
+
+
+def test_a_peer_that_says_nothing_more(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy takes everything and passes nothing on, its kernel acknowledging: noticed by our own limit."""
+    monkeypatch.setattr(database_threads, "ANSWER_LIMIT", 0.5)
+    with Proxy(database) as proxy, running(proxy.conninfo) as own:
+        supervisor_id = own.register()
+        own.claim(supervisor_id)
+        own.wait(m.Notified)
+        proxy.frozen.set()
+        order = m.Claim(uuid4(), supervisor_id, (m.Lane(("default",), 1),))
+        own.do(order)
+        limit = time.monotonic() + LIMIT
+        while order.claim_id not in [event.claim_id for event in own.told.of(m.ClaimLost)]:
+            own.do(m.Look(supervisor_id))  # as the core does each second
+            time.sleep(0.05)
+            assert time.monotonic() < limit
+        own.wait(m.DatabaseLost)
+        proxy.frozen.clear()
+        own.wait(m.DatabaseBack)
+        own.claim(supervisor_id)
+        assert len(own.told.of(m.DatabaseLost)) == 1
+
+
+class Proxy:
+    """Between a client and the test's database, over TCP. While it is frozen it takes no new connection either."""
+
+    def __init__(self, database: str) -> None:
+        facts = conninfo_to_dict(database)
+        self._server = f"{facts['host']}/.s.PGSQL.{facts['port']}"
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        host, port = self._listener.getsockname()
+        self.conninfo = make_conninfo(database, host=host, port=port, sslmode="disable", gssencmode="disable")
+        self.frozen = threading.Event()
+        self._closing = False
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Proxy:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing = True
+        self._thread.join(10)
+        for each in [self._listener, *self._pairs]:
+            each.close()
+
+    def _run(self) -> None:
+        while not self._closing:
+            ready, _, _ = select.select([self._listener, *self._pairs], [], [], 0.02)
+            for each in [] if self.frozen.is_set() else ready:
+                if each is self._listener:
+                    self._accept()
+                elif each in self._pairs:
+                    self._pass_on(each)
+
+    def _accept(self) -> None:
+        client, server = self._listener.accept()[0], socket.socket(socket.AF_UNIX)
+        server.connect(self._server)
+        self._pairs |= {client: server, server: client}
+
+    def _pass_on(self, source: socket.socket) -> None:
+        try:
+            data = source.recv(65536)
+            self._pairs[source].sendall(data)
+        except OSError:
+            data = b""
+        if not data:
+            for each in (self._pairs.pop(source), source):
+                self._pairs.pop(each, None)
+                each.close()
