@@ -5,30 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pprint import pprint
-from typing import Any
 
-import psycopg
-
-from ganger import enqueue
-from ganger.database import SchemaMissing, check_schema, counts
+from ganger import database, enqueue
 from ganger.locate import ready_database
 
 QUEUE = "default"
 
 
-def connect() -> psycopg.Connection[Any]:
+def connect() -> database.Connection:
     """Connect to the examples' database: the one that DATABASE_URL or PG* names, else the local PostgreSQL."""
-    return psycopg.connect(ready_database().conninfo, autocommit=True)
+    return database.connect(ready_database().conninfo)
 
 
 def preamble() -> None:
     """Say how many jobs there are before the example begins."""
     with connect() as conn:
         try:
-            check_schema(conn)
-        except SchemaMissing:
+            database.check_schema(conn)
+        except database.SchemaMissing:
             sys.exit("The database has no tables of ganger yet. Make them: python -m examples.db install")
-        count = counts(conn, queue=QUEUE)
+        count = database.counts(conn, queue=QUEUE)
     print(f"Number of jobs in the {QUEUE} queue: {count.queue}")
     print(f"Number of jobs in the proletarian.job table: {count.jobs}")
     print(f"Number of jobs in the proletarian.archived_job table: {count.archived}")
@@ -52,7 +48,7 @@ def on_polling_error(error: Exception) -> bool:
     return False
 
 
-def enqueue_and_show(conn: psycopg.Connection[Any], job_type: str, payload: Mapping[str, Any]) -> None:
+def enqueue_and_show(conn: database.Connection, job_type: str, payload: Mapping[str, Any]) -> None:
     """Enqueue one job and show what was enqueued."""
     job_id = enqueue(conn, job_type, payload, queue=QUEUE)
     pprint({"job_id": str(job_id), "job_type": job_type, "payload": dict(payload)}, sort_dicts=False, width=100)

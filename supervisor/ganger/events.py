@@ -37,7 +37,8 @@ class Wording(NamedTuple):
 EVENTS: Final[dict[str, Wording]] = {
     # the supervisor
     "supervisor-started": Wording(
-        "info", "{name}|serves {queues}|with {slots} slots|from {database}|as {supervisor_id}"
+        "info",
+        "{name}|serves {queues}|with {slots} slots|from {database}|as {supervisor_id}|taking back {released} jobs",
     ),
     "polling-for-jobs": Wording("debug", "{queues}|{free} free"),
     "shutting-down": Wording("info", "{policy}|({reason})|{running} running"),
@@ -90,6 +91,7 @@ _UNKNOWN: Final = Wording("info")
 
 # Keys that people are not shown unless a wording asks for them.
 _FOR_MACHINES: Final = frozenset({"supervisor_id", "run_id", "queue", "job_id", "job_type", "slot", "pid"})
+_SHOWN_IF_ANY: Final = frozenset({"released", "unstored"})
 _SECONDS: Final = frozenset({"wall_s", "cpu_s", "timeout", "grace", "retry_in", "seconds"})
 _SIZES: Final = frozenset({"max_rss", "memory", "held"})
 
@@ -230,7 +232,11 @@ def _console_line(entry: _Entry, colour: bool) -> str:
 
 
 def _facts(wording: Wording, data: Mapping[str, Any]) -> str:
-    values = {key: _shown(key, value) for key, value in data.items() if value is not None and value != ""}
+    values = {
+        key: _shown(key, value)
+        for key, value in data.items()
+        if value is not None and value != "" and not (key in _SHOWN_IF_ANY and not value)
+    }
     if "job_type" in data or "job_id" in data:
         values["job"] = f"{values.get('job_type', '')} {short_id(data.get('job_id', ''))}".strip()
     used = set(_FOR_MACHINES)
