@@ -142,7 +142,9 @@ def make_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cookie: UUID) -
     def make(source: str, **options: Any) -> Driver:
         (tmp_path / "handlers_of_test.py").write_text(source)
         given: dict[str, Any] = {"target": "handlers_of_test:handlers", "search_path": str(tmp_path), **options}
-        selector, events, lines = DefaultSelector(), [], []
+        selector = DefaultSelector()
+        events: list[m.GangEvent] = []
+        lines: list[Output] = []
         selectors.append(selector)
         settings = GangSettings(Options(**given), cookie, lock_fd=lock.fd)
         made.append(Gang(settings, selector, events.append, lines.append))
