@@ -9,6 +9,7 @@ This file may not call a handler.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -243,8 +244,6 @@ def _named(name: str, what: str) -> Any:
 
 def _takes(function: Callable[..., Any], count: int, what: str, call: str) -> None:
     """Check that a function can be called with so many arguments, as far as that can be known."""
-    import inspect  # 10 ms that enqueueing applications need not pay
-
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -122,10 +122,13 @@ def _seconds(value: float) -> str:
 
 _KEPT_OUT: Final = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 _ENCODED: Final = re.compile(r"[\s%]")
+_PLAIN: Final = re.compile(r"[!-$&-~]+")
 
 
 def _word(text: str) -> str:
     """Make one word of a text, never empty."""
+    if _PLAIN.fullmatch(text):
+        return text[:_WORD]
     word = ""
     for character in _KEPT_OUT.sub("", text)[:_WORD]:
         if _ENCODED.match(character):
