@@ -115,12 +115,9 @@ class Supervisor:
 
     def process_next_job(self) -> bool | None:
         """Run one job in a child. True: it ran (well or not); False: it was interrupted; None: there was none."""
-        self._last = None
         if self._run(None, job_limit=1) != 0:
             raise RuntimeError("The supervisor could not run a job; its events say why.")
-        if self._last is None:
-            return None
-        return not isinstance(self._last, m.Release)
+        return None if self._last is None else not isinstance(self._last, m.Release)
 
     # -----------------------------------------------------------------------------------------------------------------
 

@@ -297,6 +297,7 @@ class Pool:
         if run is None or run.phase is not RunPhase.RUNNING or run.death is not None:
             return
         self._note(run, event)
+        run.stays = self._may_stay(run, event)
         if run.reason in LIMITS:
             # The limit passed before the result came; whether it is tried again, a fresh child says.
             run.death = self._death(run, run.reason)
@@ -319,6 +320,7 @@ class Pool:
         if run.death is None:
             self._note(run, event)
             run.error = event.error
+        run.stays = self._may_stay(run, event)
         names: tuple[str, ...] = ()
         if run.reason in CANCELS:
             run.outcome = jobs.cancelled(run, run.reason)
@@ -566,18 +568,19 @@ class Pool:
     # ---- endings ---------------------------------------------------------------------------------------------------
 
     def _note(self, run: Run, event: m.JobReturned | m.JobRaised) -> None:
-        """Keep what the child measured, and whether it may stay."""
+        """Keep what the child measured."""
         run.limit_at = None
-        stays = event.clean and event.worked_s < self.rules.recycle_after and not run.ordered
         run.facts |= {"wall_s": event.wall_s, "cpu_s": event.cpu_s, "max_rss": event.max_rss}
-        run.stays = stays
+
+    def _may_stay(self, run: Run, event: m.JobReturned | m.JobRaised) -> bool:
+        return event.clean and event.worked_s < self.rules.recycle_after and not run.ordered
 
     def _let_go(self, slot: Slot, run: Run, now: m.Now) -> None:
         """The child has said all: it stays for another job, and the outcome is settled; or it goes first."""
         if slot.state is not State.BUSY:
             return
         run.facts.setdefault("pid", slot.pid)
-        if run.stays and not run.ordered and run.death is None and slot.generation == self.generation:
+        if run.stays and not run.ordered and run.outcome is not None and slot.generation == self.generation:
             slot.move("keep")
             self._settle(slot, run)
         else:
