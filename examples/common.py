@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pprint import pprint
+from typing import Any
 
 from ganger import database, enqueue
 from ganger.locate import ready_database
