@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from typing import get_args
 
 from ganger.core import messages as m
 from ganger.gang import LINE
@@ -258,6 +259,10 @@ def test_a_child_with_an_interpreter_of_its_own(make_driver: DriverFactory) -> N
     assert driver.expect(m.JobReturned).result == b"[1]"
     driver.begin("sleep")
     assert driver.kill().exit.term_signal == 9
+
+
+def test_every_command_to_the_gang_is_carried_out(make_driver: DriverFactory) -> None:
+    assert set(make_driver(HANDLERS).gang._commands) == set(get_args(m.GangCommand))
 
 
 def test_many_short_jobs_cost_little(make_driver: DriverFactory) -> None:
