@@ -83,7 +83,6 @@ class Template:
             _exit(0)
 
     def _fork_warden(self, slot: str, control: int) -> None:
-        pid = -1
         guard.block_signals()
         try:
             pid = fork()
