@@ -38,7 +38,7 @@ def summary() -> None:
     """Say how many jobs have succeeded and failed."""
     with connect() as conn:
         rows = conn.execute("SELECT status, count(*) FROM proletarian.archived_job GROUP BY status").fetchall()
-    jobs = dict(rows)
+    jobs: dict[str, int] = dict(rows)
     print(f"Number of successful jobs: {jobs.get('success', 0)}")
     print(f"Number of failed jobs: {jobs.get('failure', 0)}", flush=True)
 
