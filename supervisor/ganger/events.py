@@ -201,8 +201,7 @@ class _Renderer(Protocol):
 
 
 def _json_line(entry: _Entry, colour: bool) -> str:
-    when = datetime.fromtimestamp(entry.ts, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    head = {"ts": when, "event": entry.name or "job-output", "level": entry.level}
+    head = {"ts": _iso(datetime.fromtimestamp(entry.ts, UTC)), "event": entry.name or "job-output", "level": entry.level}
     data = {key: _plain(value) for key, value in entry.data.items() if value is not None}
     return json.dumps({**head, **data, **head}, separators=(",", ":"))
 
@@ -217,7 +216,13 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]
+    if isinstance(value, datetime):
+        return _iso(value)
     return str(value)
+
+
+def _iso(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _console_line(entry: _Entry, colour: bool) -> str:
