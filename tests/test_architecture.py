@@ -23,7 +23,7 @@ FLOORS = (
     {"__init__"},
     {"supervisor"},
     {"loop"},
-    {"gang", "database_threads", "locate"},
+    {"gang", "database_threads", "locate", "callbacks", "signals"},
     {"client"},
     {"database", "incarnation", "local_postgres", "events"},
     {"config", "sql"},
