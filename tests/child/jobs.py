@@ -490,6 +490,23 @@ def own_term(job: Job) -> str:
     return "term"
 
 
+@handlers.job("armed-signals")
+def armed_signals(job: Job) -> None:
+    """Leave signal handlers and a timer that raise after the handler has returned."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit("from a signal handler of the job")
+
+    for name in ("SIGTERM", "SIGALRM", "SIGUSR1"):
+        signal.signal(getattr(signal, name), leave)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001) if job.payload == "timer" else None
+    try:
+        for _ in range(20):
+            time.sleep(0.001)
+    except SystemExit:
+        pass
+
+
 @handlers.job("c-code")
 def c_code(job: Job) -> int:
     """C that holds the GIL for a while: the interrupt comes when it is over."""

@@ -424,6 +424,30 @@ def test_tasks_that_a_coroutine_leaves_are_cancelled(shared: Driver) -> None:
     shared.printed("other cleaned")
 
 
+def test_small_jobs_leave_the_child_clean_also_as_coroutines(fresh: Driver) -> None:
+    for job_type in ("echo", "aecho", "constant", "echo"):
+        assert fresh.run(job_type, 1)["clean"] is True
+
+
+@pytest.mark.parametrize("payload", ["timer", "signals"])
+def test_signal_handlers_of_a_job_end_with_it(fresh: Driver, payload: str) -> None:
+    report = fresh.run("armed-signals", payload)
+    assert report["clean"] is False
+    assert report.op == "returned" or payload == "timer"
+    fresh.signal(signal.SIGTERM)
+    assert fresh.run("echo", 1)["clean"] is False
+
+
+def test_times_that_python_does_not_know_are_no_obstacle(shared: Driver) -> None:
+    facts = {"job_id": str(JOB_ID), "run_id": str(RUN_ID), "queue": "q", "job_type": "describe", "attempts": 1}
+    shared._nonce += 1
+    times = {"enqueued_at": "infinity", "process_at": "-infinity"}
+    shared.wire.send("run", b"1", nonce=shared._nonce, job=facts | times, limits={})
+    told = json.loads(shared.finish().body)
+    assert told["enqueued_at"].startswith("9999-12-31")
+    assert told["process_at"].startswith("0001-01-01")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Start
 

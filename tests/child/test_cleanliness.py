@@ -10,7 +10,6 @@ import pytest
 from tests.child.driver import ROOT
 
 ALTERATIONS = {
-    "signal handlers": "signal.signal(signal.SIGUSR1, lambda n, f: None)",
     "signal mask": "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})",
     "threads": "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
     "descriptors": "keep.append(open('/dev/null'))",

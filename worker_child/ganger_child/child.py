@@ -18,7 +18,7 @@ import random
 import resource
 import sys
 from _thread import start_new_thread
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import O_CLOEXEC, O_WRONLY, _exit, close, dup2, fstat, getpid, write
@@ -49,6 +49,7 @@ from ganger_child.wire import Channel, Message
 _RETIRE_BOUND: Final = 5.0  # seconds to flush and close
 _SMALL: Final = 16 * 1024  # bytes per text of an error that travels beside another one
 _LEAST_RECURSION: Final = 1000
+_PERSISTENCE: Final = 1000  # tries against signal handlers of a job that raise
 _OUTRIGHT: Final = ("timeout", "memory", "cancelled", "killed")  # orders that a late return does not undo
 _CALLBACKS: Final = ("failed_attempt", "failed_job")
 
@@ -107,7 +108,7 @@ class Child:
         self._coroutines = Coroutines()
         self._cleanliness: Cleanliness | None = None
         self._failed: _Run | None = None
-        self._timers_left = False
+        self._altered = False
         self._worked_s = 0.0
         self._operations: dict[str, Callable[[Message], None]] = {
             "run": self._run,
@@ -115,16 +116,20 @@ class Child:
             "callbacks": self._callbacks,
         }
 
-    def start(self) -> None:
-        """Call the start hooks, and remember what a clean process looks like. Raises what a hook raises."""
+    def start(self, job_types: Mapping[str, Any] | None) -> None:
+        """Call the start hooks, remember what a clean process looks like, and say ready. Raises what a hook raises."""
         self._signals.install()
+        if self._loaded.has_coroutines:
+            self._coroutines.open()
         for hook in self._loaded.start_hooks:
             self._coroutines.call(hook, keep_tasks=True)
             self._still_ours()
-        self._signals.install_order()
-        self._recover()
-        self._cleanliness = Cleanliness(self._parent)
+        self._signals.remember()
+        with suppress(OSError):  # where /proc does not tell enough, no child is ever clean
+            self._cleanliness = Cleanliness(self._parent)
+        _flush()
         self._rest()
+        self._say("ready", job_types=job_types)
 
     def serve(self) -> None:
         """Serve until told to retire, or until nobody is there to tell."""
@@ -154,6 +159,8 @@ class Child:
         self._say("started", nonce=run.nonce)
         run.cost = _Cost.start()
         ended = run.interrupt.run(lambda: self._handle(run))
+        if ended.exception is not None:
+            self._put_back()  # it may have come from a signal handler of the job, just before this was done
         self._still_ours()
         run.cost.stop()
         self._worked_s += run.cost.wall_s
@@ -170,7 +177,7 @@ class Child:
     def _postmortem(self, message: Message) -> None:
         """Ask about a job whose own child is dead, with an exception that tells how it died."""
         run = self._begin(message)
-        with suppress(Exception):  # strategy and callbacks get the text of what cannot be read
+        with suppress(BaseException):  # strategy and callbacks get the text of what cannot be read
             run.job = replace(run.job, payload=run.job_type.loads(run.job.payload))
         set_current(run.job)
         run.exception = postmortem(message["death"], message["limits"])
@@ -198,7 +205,7 @@ class Child:
         facts, limits = message["job"], message["limits"]
         nonce, timeout = message["nonce"], limits.get("timeout")
         interrupt = Interrupt(self._page, nonce, limits)
-        job = Job.from_wire(facts, limits, message.body.decode(), interrupt)
+        job = Job.from_wire(facts, limits, message.body.decode("utf-8", "surrogateescape"), interrupt)
         self._failed = None
         self._signals.current = interrupt
         set_current(job)
@@ -207,9 +214,12 @@ class Child:
 
     def _handle(self, run: _Run) -> Any:
         """Read the payload and call the handler: both are the user's, and can be interrupted."""
-        run.job = replace(run.job, payload=run.job_type.loads(run.job.payload))
-        set_current(run.job)
-        return self._coroutines.call_interruptibly(run.interrupt, run.job_type.call, run.job)
+        try:
+            run.job = replace(run.job, payload=run.job_type.loads(run.job.payload))
+            set_current(run.job)
+            return self._coroutines.call_interruptibly(run.interrupt, run.job_type.call, run.job)
+        finally:
+            self._put_back()
 
     def _judge(self, run: _Run, ended: Ended) -> tuple[bytes | None, BaseException | None]:
         """Say what the run came to: a result, or an exception.
@@ -259,12 +269,13 @@ class Child:
         if ask is None:
             return None, None
         alarm = Alarm(self._options.callback_timeout, "the retry strategy")
-        answer = alarm.run(lambda: retry.checked(self._coroutines.call(ask, run.job, run.exception)))
+        answer = alarm.run(lambda: retry.to_wire(self._coroutines.call(ask, run.job, run.exception)))
         self._still_ours()
+        self._put_back()
         self._recover()
         if answer.exception is not None:
             return None, outcome.describe(answer.exception, _SMALL)
-        return (None if answer.value is None else answer.value.to_wire()), None
+        return answer.value, None
 
     def _call(self, callback: Callable[..., Any], run: _Run) -> Ended:
         try:
@@ -273,6 +284,7 @@ class Child:
             return Ended(None, error)
         finally:
             self._still_ours()
+            self._put_back()
 
     def _facts(self, run: _Run) -> dict[str, Any]:
         return {
@@ -284,17 +296,34 @@ class Child:
         }
 
     def _is_clean(self) -> bool:
-        if self._signals.signalled or self._timers_left or self._cleanliness is None:
+        if self._signals.signalled or self._altered or self._cleanliness is None:
             return False
         return self._cleanliness.difference() is None
 
+    def _put_back(self) -> None:
+        """Stop the timers and take away the signal handlers that user code left: they would act in our own code.
+
+        What such a handler raises meanwhile is dropped; an interrupt of ours is kept until that is done.
+        """
+        interrupt: JobInterrupted | None = None
+        for _ in range(_PERSISTENCE):
+            try:
+                for undo in (stop_timers, self._signals.restore):
+                    self._altered = undo() or self._altered
+                break
+            except JobInterrupted as error:
+                interrupt = error
+            except BaseException:
+                self._altered = True
+        if interrupt is not None:
+            raise interrupt
+
     def _recover(self) -> None:
-        """Undo what would harm our own next steps, and bring out what was printed."""
-        self._timers_left = stop_timers() or self._timers_left
+        """Bring out what was printed, and undo what would fail our own next steps."""
+        _flush()
         with suppress(Exception):
             if sys.getrecursionlimit() < _LEAST_RECURSION:
                 sys.setrecursionlimit(_LEAST_RECURSION)
-        _flush()
 
     def _rest(self) -> None:
         set_current(None)
@@ -394,11 +423,10 @@ def _boot(channel: Channel, page: Page, parent: int, loaded: Loaded | None, opti
         found = loaded if loaded is not None else load(options)
         _reseed()
         child = Child(channel, page, parent, found, options, slot)
-        child.start()
+        child.start(None if loaded is not None else found.job_types)
     except BaseException as error:
         channel.send("boot-error", wait=True, error=outcome.describe(error)["traceback"])
         raise
-    channel.send("ready", wait=True, job_types=None if loaded is not None else found.job_types)
     return child
 
 

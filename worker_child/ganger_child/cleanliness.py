@@ -1,6 +1,7 @@
 """Is this process as it was before the job? Only then may it run another one.
 
-A table of cheap looks at everything a job commonly alters and the next one would inherit. The whole table must cost
+A table of cheap looks at everything a job commonly alters and the next one would inherit (timers and signal handlers
+are not only looked at but put back, by ``stop_timers`` and ``interrupt.Signals``). The whole table must cost
 microseconds (``tests/child/test_cleanliness.py`` measures it), because it is read after every job, however small. A
 look that fails is an alteration: a deleted current folder, for example.
 
@@ -22,7 +23,6 @@ from typing import Any, Final
 
 from ganger_child.guard import move_fd_high
 
-_SIGNALS: Final = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 _LIMITS: Final = tuple(
     getattr(resource, name)
     for name in ("RLIMIT_CPU", "RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_NOFILE")
@@ -30,7 +30,6 @@ _LIMITS: Final = tuple(
 )
 _TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
-_getsignal = sys.modules["_signal"].getsignal  # the one in ``signal`` makes enumerations: 300 microseconds for all
 _setitimer = signal.setitimer
 _sigmask = signal.pthread_sigmask
 _getrlimit = resource.getrlimit
@@ -57,7 +56,6 @@ class Cleanliness:
         children = _keep_open(f"/proc/{me}/task/{me}/children")
         orphans = _keep_open(f"/proc/{parent}/task/{parent}/children")
         self._table: tuple[tuple[str, Callable[[], Any]], ...] = (
-            ("signal handlers", lambda: [_getsignal(number) for number in _SIGNALS]),
             ("signal mask", lambda: _sigmask(signal.SIG_BLOCK, ())),
             ("threads", lambda: _fstat(tasks).st_nlink),
             ("descriptors", _count_descriptors(descriptors)),

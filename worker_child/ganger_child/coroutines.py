@@ -3,7 +3,7 @@
 One loop for the child's life, so that what a ``child_start`` hook opened (a pool of connections) serves its jobs. The
 tasks that a job leaves behind are cancelled at its end, as ``asyncio.run`` does.
 
-This file may not be imported for its side effects: asyncio is imported when the first coroutine appears.
+This file may not import asyncio before the first coroutine appears: most applications have none.
 """
 
 from __future__ import annotations
@@ -42,10 +42,8 @@ class Coroutines:
             return value
         import asyncio
 
-        if self._runner is None:
-            self._runner = asyncio.Runner()
         try:
-            return self._runner.run(_main(value, interrupt, keep_tasks), context=context)
+            return self.open().run(_main(value, interrupt, keep_tasks), context=context)
         except asyncio.CancelledError as cancelled:
             if interrupt is not None and interrupt.raised is not None:
                 raise interrupt.raised from cancelled
@@ -56,6 +54,15 @@ class Coroutines:
         finally:
             if interrupt is not None:
                 interrupt.cancel = None
+
+    def open(self) -> asyncio.Runner:
+        """Make the loop, if there is none: at a child's start, so that its descriptors do not look like a job's."""
+        import asyncio
+
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+            self._runner.get_loop()
+        return self._runner
 
     def close(self) -> None:
         """Cancel what is left in the loop and close it."""

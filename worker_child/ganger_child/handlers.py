@@ -13,8 +13,8 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
 from ganger_child import units
@@ -151,6 +151,7 @@ class Loaded:
     other: JobType
     start_hooks: tuple[Callable[[], Any], ...] = ()
     job_types: dict[str, dict[str, Any]] | None = None
+    has_coroutines: bool = False  # something of it is ``async def``
 
     def find(self, job_type: str) -> JobType:
         """Return how to run a type; for an unknown one, something whose call raises UnknownJobType."""
@@ -174,7 +175,8 @@ def load(options: Options) -> Loaded:
         raise LoadError(
             f"the target {options.target} is {type(target).__name__!r}: give a Handlers object or a function."
         )
-    return Loaded({}, JobType(_plain(target, options), reactions=reactions))
+    coroutines = _has_coroutines([target], [reactions])
+    return Loaded({}, JobType(_plain(target, options), reactions=reactions), has_coroutines=coroutines)
 
 
 def _load_handlers(handlers: Handlers, reactions: Reactions, name: str) -> Loaded:
@@ -196,7 +198,18 @@ def _load_handlers(handlers: Handlers, reactions: Reactions, name: str) -> Loade
 
     other = JobType(unknown, handlers.loads, handlers.reactions.over(reactions))
     facts = {job_type: dict(declared.limits) for job_type, declared in types.items()}
-    return Loaded(types, other, tuple(handlers.start_hooks), facts)
+    functions: list[Callable[..., Any]] = [*handlers.start_hooks, *(declared.call for declared in types.values())]
+    coroutines = _has_coroutines(functions, [other.reactions, *(declared.reactions for declared in types.values())])
+    return Loaded(types, other, tuple(handlers.start_hooks), facts, coroutines)
+
+
+def _has_coroutines(functions: Iterable[Callable[..., Any]], reactions: Iterable[Reactions]) -> bool:
+    """Whether anything is ``async def``; then asyncio is imported here already, once for all children."""
+    more = (getattr(said, field.name) for said in reactions for field in fields(said))
+    found = any(inspect.iscoroutinefunction(function) for function in (*functions, *more))
+    if found:
+        importlib.import_module("asyncio")
+    return found
 
 
 def _plain(function: Callable[..., Any], options: Options) -> Callable[[Job], Any]:

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 SIGNAL: Final = signal.SIGRTMIN + 7
 _REPEAT_AFTER: Final = 0.01  # seconds from a lost interrupt to the next: time to leave the __del__ that dropped it
 
+_SIGNALS: Final = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
+
 _signal = signal.signal
+_getsignal = sys.modules["_signal"].getsignal  # the one in ``signal`` makes enumerations: 300 microseconds for all
 _setitimer = signal.setitimer
 _pthread_kill = signal.pthread_kill
 
@@ -209,18 +212,29 @@ class Signals:
         self.current: Interrupt | None = None
         self.signalled = False  # a child that was signalled at all is never used again
         self._inherited_hook: Callable[[UnraisableHookArgs], Any] = sys.unraisablehook
+        self._handlers: list[Any] = []
 
     def install(self) -> None:
         """Install the handlers: before any user code of the child, which may put others in their place."""
         _signal(signal.SIGTERM, self._on_term)
         _signal(signal.SIGINT, self._on_nothing)
-        self.install_order()
         self._inherited_hook = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
 
-    def install_order(self) -> None:
-        """Install the handler that is nobody else's."""
+    def remember(self) -> None:
+        """Begin to listen for orders, and take the handlers that there are now for those that a job finds."""
         _signal(SIGNAL, self._on_order)
+        self._handlers = [_getsignal(number) for number in _SIGNALS]
+
+    def restore(self) -> bool:
+        """Put back the handlers that a job replaced, which would run in our own code; returns whether it did."""
+        now = [_getsignal(number) for number in _SIGNALS]
+        if now == self._handlers:
+            return False
+        for number, before, after in zip(_SIGNALS, self._handlers, now, strict=True):
+            if before is not after and before is not None:
+                _signal(number, before)
+        return True
 
     def _on_order(self, number: int, frame: FrameType | None) -> None:
         self.signalled = True

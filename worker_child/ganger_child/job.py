@@ -93,5 +93,8 @@ def set_current(job: Job | None) -> None:
 def _time(text: str | None) -> datetime:
     if not text:
         return datetime.now(UTC)
-    time = datetime.fromisoformat(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:  # PostgreSQL knows infinity, and years that datetime does not
+        time = datetime.min if text.startswith("-") or text.endswith("BC") else datetime.max
     return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -86,6 +86,12 @@ def checked(answer: object) -> Retry | None:
     return Retry(answer["retries"], answer.get("delays"))
 
 
+def to_wire(answer: object) -> dict[str, Any] | None:
+    """What a strategy returned, checked, as plain numbers."""
+    strategy = checked(answer)
+    return None if strategy is None else strategy.to_wire()
+
+
 def _delays(delays: object) -> tuple[float, ...]:
     if delays is None:
         return ()
