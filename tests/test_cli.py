@@ -18,8 +18,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from ganger import cli
-from ganger.config import OPTIONS
-from ganger.locate import locate
+from ganger.config import OPTIONS, ConfigError
+from ganger.locate import named
 
 Ganger = Callable[..., tuple[int, str, str]]
 
@@ -208,11 +208,18 @@ def test_help_does_not_import_the_database_driver() -> None:
 
 
 def test_the_nearest_word_on_the_database_stands() -> None:
+    def conninfo(database_url: str | None, environ: dict[str, str]) -> str | None:
+        place = named(database_url, environ)
+        return place and place.conninfo
+
     environ = {"DATABASE_URL": "postgresql://url/x", "PGHOST": "pg"}
-    assert locate("postgresql://option/x", environ).conninfo == "postgresql://option/x"
-    assert locate(None, environ).conninfo == "postgresql://url/x"
-    assert locate(None, {"PGHOST": "pg"}) == ("", False, "the database of PGHOST")
-    assert locate(None, {"DATABASE_URL": "host=h dbname=d"}).conninfo == "host=h dbname=d"
+    assert conninfo("postgresql://option/x", environ) == "postgresql://option/x"
+    assert conninfo(None, environ) == "postgresql://url/x"
+    assert conninfo(None, {"PGHOST": "pg", "DATABASE_URL": ""}) == ""
+    assert conninfo(None, {"DATABASE_URL": "host=h dbname=d"}) == "host=h dbname=d"
+    assert conninfo(None, {"PGPASSWORD": "x", "PGAPPNAME": "y"}) is None
+    with pytest.raises(ConfigError, match="DATABASE_URL begins with mysql"):
+        conninfo(None, {"DATABASE_URL": "mysql://h/d"})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -336,6 +343,66 @@ def test_the_local_postgresql_is_named_and_gets_its_tables(data_dir: Path, monke
         assert json.loads(in_a_process("db", "status", "--json").stdout)["running"] is False
     finally:
         assert [in_a_process("db", "reset", "--yes").returncode for _ in range(2)] == [0, 0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# run
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    """A folder with handlers."""
+    (tmp_path / "goodjobs.py").write_text(
+        "from ganger_child import Handlers\nhandlers = Handlers()\n"
+        "@handlers.job('double')\ndef double(job):\n    print('doubling', job.payload)\n    return 2 * job.payload\n"
+    )
+    (tmp_path / "badjobs.py").write_text("raise RuntimeError('no such device')\n")
+    return tmp_path
+
+
+def test_run_until_empty(jobs: Path, database: str) -> None:
+    with psycopg.connect(database) as conn:
+        conn.execute("INSERT INTO proletarian.job (job_type, payload) VALUES ('double', '21')")
+    done = in_a_process("run", "goodjobs:handlers", "--until-empty", "--database-url", database, cwd=jobs)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"[0-9a-f]{8}  doubling 21\n", done.stdout)
+    words = ["supervisor-started", "handling-job", "job-finished", "shutting-down", "completed-shutdown"]
+    assert [line.split()[1] for line in done.stderr.splitlines()] == words
+    with psycopg.connect(database) as conn:
+        assert conn.execute("SELECT status, result FROM proletarian.archived_job").fetchall() == [("success", 42)]
+
+
+def test_run_in_json(jobs: Path, database: str) -> None:
+    with psycopg.connect(database) as conn:
+        conn.execute("INSERT INTO proletarian.job (job_type, payload) VALUES ('double', '21')")
+    done = in_a_process(
+        "run", "goodjobs:handlers", "--until-empty", "--database-url", database, "--log-format", "json", cwd=jobs
+    )
+    assert [json.loads(line)["line"] for line in done.stdout.splitlines()] == ["doubling 21"]
+    finished = next(event for event in map(json.loads, done.stderr.splitlines()) if event["event"] == "job-finished")
+    assert {"job_id", "job_type", "queue", "attempt", "slot", "pid", "wall_s", "cpu_s", "max_rss"} <= finished.keys()
+
+
+def test_run_with_handlers_that_do_not_load_is_exit_code_2_and_touches_no_row(jobs: Path, database: str) -> None:
+    with psycopg.connect(database) as conn:
+        conn.execute("INSERT INTO proletarian.job (job_type, payload) VALUES ('double', '21')")
+        conn.commit()
+        done = in_a_process("run", "badjobs:handlers", "--database-url", database, cwd=jobs)
+        assert done.returncode == 2
+        assert re.search("boot-failed .*no such device", done.stderr)
+        assert "Traceback" in done.stderr
+        assert conn.execute("SELECT state, attempts, starts FROM proletarian.job").fetchall() == [(0, 0, 0)]
+
+
+def test_run_without_a_database_or_tables(jobs: Path, bare_database: str) -> None:
+    where = ["--database-url", "postgresql://localhost:1/none", "--database-wait", "0.5"]
+    done = in_a_process("run", "goodjobs:handlers", *where, cwd=jobs)
+    assert done.returncode == 69
+    assert "did not answer within 0.5 seconds" in done.stderr
+    done = in_a_process("run", "goodjobs:handlers", "--database-url", bare_database, cwd=jobs)
+    assert done.returncode == 78
+    assert 'run "ganger install"' in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_public_names_are_there_and_the_star_import_works() -> None:

@@ -273,15 +273,22 @@ def _schema(settings: Mapping[str, Any]) -> str:
     return schema
 
 
-def _place(settings: Mapping[str, Any], *, ready: bool = False, tell: bool = True) -> Place:
-    """Find the database, and say so if it is the local one. ``ready``: the local one also gets its tables."""
-    from ganger.locate import locate, ready_database
+def _tell_if_local(settings: Mapping[str, Any]) -> None:
+    from ganger.locate import named
 
-    url = settings.get("database_url")
-    place = ready_database(url, _schema(settings)) if ready else locate(url)
-    if place.local and tell:
-        print(f"ganger: no database is named, so this is {place.description}", file=sys.stderr, flush=True)
-    return place
+    if named(settings.get("database_url")) is None:
+        from ganger.local_postgres import LocalPostgres
+
+        where = LocalPostgres().data_dir
+        print(f"ganger: no database is named, so this is the local PostgreSQL in {where}", file=sys.stderr, flush=True)
+
+
+def _locate(settings: Mapping[str, Any]) -> Place:
+    """Find the database, and say so if it is the local one."""
+    from ganger.locate import locate
+
+    _tell_if_local(settings)
+    return locate(settings.get("database_url"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -295,11 +302,11 @@ def run(options: argparse.Namespace) -> int:
         settings["log_level"] = "debug"
     if "target" not in settings:
         raise Failure(USAGE, "run needs a TARGET, as in: ganger run myapp.jobs:handlers (see ganger run --help)")
-    Config(**settings)  # what is wrong with them is told before a database is started
-    place = _place(settings, ready=True)
+    made = Config(**settings)
+    _tell_if_local(settings)
     from ganger.supervisor import Supervisor
 
-    return Supervisor(Config(**{**settings, "database_url": place.conninfo or None})).run(adopt=True)
+    return Supervisor(made).run(adopt=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -340,9 +347,10 @@ def enqueue(options: argparse.Namespace) -> int:
     """ganger enqueue"""
     settings = _settings(options, (*DATABASE, "max_payload"))
     job = _job(options)
-    place = _place(settings, ready=True, tell=False)
     from ganger import client, database
+    from ganger.locate import ready_database
 
+    place = ready_database(settings.get("database_url"), _schema(settings))
     with database.connect(place.conninfo) as conn:
         database.check_schema(conn, _schema(settings))
         keywords = {name: settings[name] for name in ("schema", "max_payload") if name in settings}
@@ -410,7 +418,7 @@ def install(options: argparse.Namespace) -> int:
     if options.sql:
         print(database.schema_sql(schema), end="")
         return OK
-    with database.connect(_place(settings).conninfo, statement_timeout=0) as conn:
+    with database.connect(_locate(settings).conninfo, statement_timeout=0) as conn:
         applied = database.install(conn, schema)
     done = f"now has version {applied[-1]}" if applied else "is up to date"
     print(f"The schema {schema} {done}.")
@@ -424,7 +432,7 @@ def reset(options: argparse.Namespace) -> int:
         raise Failure(USAGE, "reset deletes all jobs and the archive: say --yes if that is meant")
     from ganger import database
 
-    with database.connect(_place(settings).conninfo, statement_timeout=0) as conn:
+    with database.connect(_locate(settings).conninfo, statement_timeout=0) as conn:
         database.check_schema(conn, _schema(settings))
         database.reset(conn, _schema(settings))
     print("All jobs and the archive are deleted.")
@@ -438,7 +446,7 @@ def status(options: argparse.Namespace) -> int:
 
     from ganger import database
 
-    with database.connect(_place(settings).conninfo) as conn:
+    with database.connect(_locate(settings).conninfo) as conn:
         database.check_schema(conn, _schema(settings))
         seen = database.status(conn, _schema(settings))
     print(json.dumps(asdict(seen), indent=2) if options.json else _status_text(seen))

@@ -1,6 +1,6 @@
 """Which database: the one that is named, else the PostgreSQL that starts by itself.
 
-Named is it by ``--database-url`` (or its GANGER_DATABASE_URL, or a file), else by DATABASE_URL, else by libpq's PG*
+It is named by ``--database-url`` (or its GANGER_DATABASE_URL, or a file), else by DATABASE_URL, else by libpq's PG*
 variables. A named database is never changed behind its owner's back: only the local one gets its tables by itself.
 """
 
@@ -24,24 +24,30 @@ class Place(NamedTuple):
     description: str  # for people; holds no password
 
 
-def locate(database_url: str | None = None, environ: Mapping[str, str] | None = None) -> Place:
-    """Find the database, starting the local PostgreSQL if none is named.
-
-    Raises ConfigError for a DATABASE_URL that is none, and LocalPostgresError where the local one cannot be started.
-    """
+def named(database_url: str | None = None, environ: Mapping[str, str] | None = None) -> Place | None:
+    """The database that is named, or None. Raises ConfigError for a DATABASE_URL that is none."""
     environ = os.environ if environ is None else environ
     if database_url is not None:
         return Place(database_url, False, "the database that the settings name")
-    if environ.get("DATABASE_URL"):
-        return Place(
-            config.database_url(environ["DATABASE_URL"], "DATABASE_URL"), False, "the database of DATABASE_URL"
-        )
-    if named := [name for name in NAMING if environ.get(name)]:
-        return Place("", False, f"the database of {', '.join(named)}")
-    from ganger.local_postgres import LocalPostgres  # its imports are only paid where it is used
+    if url := environ.get("DATABASE_URL"):
+        return Place(config.database_url(url, "DATABASE_URL"), False, "the database of DATABASE_URL")
+    if names := [name for name in NAMING if environ.get(name)]:
+        return Place("", False, f"the database of {', '.join(names)}")
+    return None
 
-    local = LocalPostgres()
-    return Place(local.start(), True, f"the local PostgreSQL in {local.data_dir}")
+
+def locate(database_url: str | None = None) -> Place:
+    """Find the database, starting the local PostgreSQL if none is named.
+
+    Raises as ``named``, and LocalPostgresError where the local one cannot be started.
+    """
+    place = named(database_url)
+    if place is None:
+        from ganger.local_postgres import LocalPostgres  # its imports are only paid where it is used
+
+        local = LocalPostgres()
+        place = Place(local.start(), True, f"the local PostgreSQL in {local.data_dir}")
+    return place
 
 
 def ready_database(database_url: str | None = None, schema: str = "proletarian") -> Place:
