@@ -201,7 +201,11 @@ class _Renderer(Protocol):
 
 
 def _json_line(entry: _Entry, colour: bool) -> str:
-    head = {"ts": _iso(datetime.fromtimestamp(entry.ts, UTC)), "event": entry.name or "job-output", "level": entry.level}
+    head = {
+        "ts": _iso(datetime.fromtimestamp(entry.ts, UTC)),
+        "event": entry.name or "job-output",
+        "level": entry.level,
+    }
     data = {key: _plain(value) for key, value in entry.data.items() if value is not None}
     return json.dumps({**head, **data, **head}, separators=(",", ":"))
 
