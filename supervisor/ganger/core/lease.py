@@ -60,6 +60,7 @@ class Watcher:
     """What we have seen of the other registrations, and since when."""
 
     seen: dict[int, tuple[int, float]] = field(default_factory=dict)  # id -> beat, first seen at
+    vacant: set[int] = field(default_factory=set)  # whose lock was found free; the finder removes it, so it is kept here
 
     def forget(self) -> None:
         """The database was away: silence in that time says nothing."""
@@ -74,7 +75,10 @@ class Watcher:
             if beat != other.beat:
                 since = now
             seen[other.supervisor_id] = (other.beat, since)
-            if other.vacant or now - since >= other.lease_s:
+            if other.vacant:
+                self.vacant.add(other.supervisor_id)
+            if other.supervisor_id in self.vacant or now - since >= other.lease_s:
                 dead.append(other)
         self.seen = seen
+        self.vacant &= seen.keys()
         return dead
