@@ -129,84 +129,58 @@ CREATE INDEX archived_job_finished ON :"schema".archived_job (finished_at);
 
 -- WAKE: notify the supervisors that said they wait for one of these queues. Called in a statement after the INSERT, so
 -- that its snapshot sees a flag that was set meanwhile; an older snapshot cannot, so there it always notifies.
+-- (For the clients' COPY; `enqueue` does the same for its one row.)
 CREATE FUNCTION :"schema".wake(queues text[]) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
-DECLARE
-  each text;
-BEGIN
-  FOR each IN
-    SELECT DISTINCT q FROM unnest(wake.queues) AS q
-    WHERE current_setting('transaction_isolation') <> 'read committed'
-       OR EXISTS (SELECT FROM :"schema".idle AS i WHERE i.queue = q AND i.idle_until > clock_timestamp())
-    ORDER BY q
-  LOOP
-    PERFORM pg_notify(:'schema', left(each, 500));
-  END LOOP;
-END $$;
-
--- INSERT JOB: the row, or NULL where its job_id or unique_key is in the queue already.
-CREATE FUNCTION :"schema".insert_job(new :"schema".job) RETURNS uuid
-LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE
-  inserted uuid;
-BEGIN
-  INSERT INTO :"schema".job AS j (job_id, queue, job_type, payload, process_at, priority, state, timeout_s, grace_s,
-                                  memory_bytes, shutdown, unique_key)
-  VALUES (new.job_id, new.queue, new.job_type, new.payload, new.process_at, new.priority, new.state, new.timeout_s,
-          new.grace_s, new.memory_bytes, new.shutdown, new.unique_key)
-  ON CONFLICT DO NOTHING
-  RETURNING j.job_id INTO inserted;
-  RETURN inserted;
-END $$;
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+  SELECT pg_notify(:'schema', left(q, 500)) FROM unnest(wake.queues) AS q
+  WHERE current_setting('transaction_isolation') <> 'read committed'
+     OR EXISTS (SELECT FROM :"schema".idle AS i WHERE i.queue = q AND i.idle_until > clock_timestamp())
+$$;
 
 -- ENQUEUE for every client: insert, then, in later statements with newer snapshots, the archive and the idle flag.
 -- Guarantees: at most one row per job_id (the archive included) and per unique_key; a duplicate writes nothing, raises
 -- nothing and is answered with the job that is there. `id` is NULL for a duplicate that this transaction's snapshot
--- cannot see. A due time that has passed counts as now.
+-- cannot see. A due time that has passed counts as now. `guarded` is the function's own business.
 CREATE FUNCTION :"schema".enqueue(
   job_type text, payload jsonb DEFAULT '{}', queue text DEFAULT 'default',
   process_at timestamptz DEFAULT NULL, process_in double precision DEFAULT NULL, priority int DEFAULT 0,
   timeout_s double precision DEFAULT NULL, grace_s double precision DEFAULT NULL, memory_bytes bigint DEFAULT NULL,
   shutdown text DEFAULT NULL, job_id uuid DEFAULT NULL, unique_key text DEFAULT NULL, notify boolean DEFAULT true,
-  OUT id uuid, OUT duplicate boolean)
+  guarded boolean DEFAULT false, OUT id uuid, OUT duplicate boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-  old_snapshot boolean := current_setting('transaction_isolation') <> 'read committed';
-  new :"schema".job;
+  due timestamptz := greatest(now(), coalesce(enqueue.process_at,
+                                              now() + coalesce(enqueue.process_in, 0) * interval '1 second'));
 BEGIN
-  new.job_id := coalesce(enqueue.job_id, gen_random_uuid());
-  new.queue := enqueue.queue;
-  new.job_type := enqueue.job_type;
-  new.payload := enqueue.payload;
-  new.priority := enqueue.priority;
-  new.timeout_s := enqueue.timeout_s;
-  new.grace_s := enqueue.grace_s;
-  new.memory_bytes := enqueue.memory_bytes;
-  new.shutdown := enqueue.shutdown;
-  new.unique_key := enqueue.unique_key;
-  new.process_at := greatest(now(), coalesce(enqueue.process_at,
-                                             now() + coalesce(enqueue.process_in, 0) * interval '1 second'));
-  new.state := CASE WHEN new.process_at <= now() THEN 1 ELSE 0 END;
+  IF NOT enqueue.guarded AND current_setting('transaction_isolation') <> 'read committed' THEN
+    -- A duplicate enqueued since this transaction took its snapshot is an error there. Catching it is a subtransaction,
+    -- which READ COMMITTED need not pay.
+    BEGIN
+      SELECT e.id, e.duplicate INTO id, duplicate FROM :"schema".enqueue(
+        enqueue.job_type, enqueue.payload, enqueue.queue, enqueue.process_at, enqueue.process_in, enqueue.priority,
+        enqueue.timeout_s, enqueue.grace_s, enqueue.memory_bytes, enqueue.shutdown, enqueue.job_id, enqueue.unique_key,
+        enqueue.notify, guarded => true) AS e;
+    EXCEPTION WHEN serialization_failure THEN
+      duplicate := true;
+    END;
+    RETURN;
+  END IF;
 
   duplicate := true;
   LOOP
-    IF old_snapshot THEN
-      BEGIN
-        id := :"schema".insert_job(new);
-      EXCEPTION WHEN serialization_failure THEN  -- enqueued by another since this transaction took its snapshot
-        RETURN;
-      END;
-    ELSE
-      id := :"schema".insert_job(new);
-    END IF;
+    INSERT INTO :"schema".job AS j (job_id, queue, job_type, payload, process_at, priority, state, timeout_s, grace_s,
+                                    memory_bytes, shutdown, unique_key)
+    VALUES (coalesce(enqueue.job_id, gen_random_uuid()), enqueue.queue, enqueue.job_type, enqueue.payload, due,
+            enqueue.priority, CASE WHEN due <= now() THEN 1 ELSE 0 END, enqueue.timeout_s, enqueue.grace_s,
+            enqueue.memory_bytes, enqueue.shutdown, enqueue.unique_key)
+    ON CONFLICT DO NOTHING
+    RETURNING j.job_id INTO id;
     EXIT WHEN id IS NOT NULL;
     SELECT j.job_id INTO id FROM :"schema".job AS j
     WHERE j.job_id = enqueue.job_id OR j.unique_key = enqueue.unique_key
     ORDER BY j.job_id = enqueue.job_id DESC NULLS LAST LIMIT 1;
-    IF id IS NOT NULL OR old_snapshot THEN
+    IF id IS NOT NULL OR enqueue.guarded THEN
       RETURN;
     END IF;  -- else whoever held the key has left the queue between the two statements: try again
   END LOOP;
@@ -216,8 +190,9 @@ BEGIN
     RETURN;
   END IF;
   duplicate := false;
-  IF enqueue.notify THEN
-    PERFORM :"schema".wake(ARRAY[enqueue.queue]);
+  IF enqueue.notify AND (enqueue.guarded OR EXISTS (
+      SELECT FROM :"schema".idle AS i WHERE i.queue = enqueue.queue AND i.idle_until > clock_timestamp())) THEN
+    PERFORM pg_notify(:'schema', left(enqueue.queue, 500));
   END IF;
 END $$;
 
