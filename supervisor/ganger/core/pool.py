@@ -84,7 +84,7 @@ class Pool:
     def _place_for(self, job: m.Job, lane: int) -> Slot | None:
         """An idle slot (for a job that wants a fresh child, one whose child is fresh), else one that will be."""
         own = [slot for slot in self.slots.values() if slot.lane == lane and slot.run is None]
-        idle = [slot for slot in own if slot.state is State.IDLE]
+        idle = [slot for slot in own if slot.free]
         if job.fresh:
             idle.sort(key=lambda slot: slot.jobs_run)
         coming = [slot for slot in own if slot.state in (State.BOOTING, State.LEAVING, State.BARE)]
@@ -203,11 +203,11 @@ class Pool:
         slot.pid = None
         if not expected:
             self._pause(slot, now)
-        if run is None:
+        if run is None or run.phase is RunPhase.WAITING:  # it waits for the slot's next child
             return
         if expected or run.reason is not None or run.outcome is not None:
             self._after_child(slot, run, m.Exit(term_signal=9), now)
-        elif run.phase is not RunPhase.WAITING:
+        else:
             self.out(m.Emit("job-lost", {**self._about(slot, run), "how": f"its warden is gone ({event.how})"}))
             run.outcome = jobs.lost(run) if run.phase is not RunPhase.SENT else jobs.unstarted(run)
             self._settle(slot, run)
@@ -229,7 +229,7 @@ class Pool:
         self.ever_ready = True
         if event.job_types is not None:
             self.job_types = event.job_types
-        if slot.run is not None:
+        if slot.run is not None and not slot.dismissed:
             self._send(slot, slot.run, now)
         else:
             self._renew_warden(slot)

@@ -84,5 +84,5 @@ class Slot:
 
     @property
     def free(self) -> bool:
-        """A child is ready and nothing is meant for it."""
-        return self.state is State.IDLE and self.run is None
+        """A child is ready, will stay, and nothing is meant for it."""
+        return self.state is State.IDLE and self.run is None and not self.dismissed
