@@ -1,0 +1,124 @@
+"""kill -9 of the supervisor: nothing of it is left, and its jobs go to another one as soon as its lock is free.
+
+The lease is the default of two minutes here, so whatever is taken over within seconds was taken over by the lock.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from uuid import UUID
+
+import pytest
+
+from tests.processes import nothing_left, wait_until
+from tests.stories.stage import Running, Stage
+
+GONE = 2.0 * 3  # seconds until nothing is left; the contract's time, for a loaded machine
+TAKEN = 1.0 * 3  # seconds from a free lock to the take-over
+
+# Four ways to be busy, none of which ends by itself. A second attempt ends at once.
+HANDLERS = """
+    handlers = Handlers()
+
+    def begin(job):
+        with open(FOLDER / "began", "a") as file:
+            file.write(f"{job.id} {job.attempt}\\n")
+        return job.attempt > 1
+
+    @handlers.job("compute")
+    def compute(job):
+        if not begin(job):
+            while True:
+                pass
+
+    @handlers.job("hold-the-gil")
+    def hold_the_gil(job):
+        if not begin(job):
+            sum(range(10**11))
+
+    @handlers.job("sleep")
+    def sleep(job):
+        if not begin(job):
+            while True:
+                try:
+                    time.sleep(600)
+                except KeyboardInterrupt:
+                    pass
+
+    @handlers.job("scatter")
+    def scatter(job):
+        # grandchildren in sessions of their own: one orphaned, one without any mark of ours, both deaf to SIGTERM
+        if begin(job):
+            return
+        deaf = ["sh", "-c", f"trap '' TERM HUP INT; echo $$ >> {FOLDER}/grandchildren; while :; do sleep 600; done"]
+        subprocess.run([sys.executable, "-c", f"import subprocess; subprocess.Popen({deaf!r})"], start_new_session=True)
+        subprocess.Popen(deaf, start_new_session=True, env={"PATH": os.environ["PATH"]})
+        time.sleep(600)
+"""
+BUSY = ("compute", "hold-the-gil", "sleep", "scatter")
+
+
+def begin(stage: Stage) -> tuple[Running, list[UUID]]:
+    """A supervisor that is busy in all four ways."""
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "4")
+    jobs = [stage.enqueue(job_type) for job_type in BUSY]
+    stage.wait_lines("began", 4)
+    stage.wait_lines("grandchildren", 2)
+    return supervisor, jobs
+
+
+def all_gone(stage: Stage, supervisor: Running) -> None:
+    nothing_left(supervisor.cookie, GONE)
+    nothing_left([int(pid) for pid in stage.lines("grandchildren")], GONE)
+
+
+@pytest.mark.parametrize("second_comes", ["before", "after"])
+def test_a_killed_supervisor_leaves_nothing_and_another_one_takes_its_jobs(stage: Stage, second_comes: str) -> None:
+    first, jobs = begin(stage)
+    second = stage.run("-c", "4") if second_comes == "before" else None
+    assert stage.rows("SELECT count(*) FROM proletarian.job WHERE state = 2") == [(4,)]
+    first.send(signal.SIGKILL)
+    all_gone(stage, first)
+    second = second or stage.run("-c", "4")
+    second.expect("job-lost", TAKEN, count=4)
+    for job_id in jobs:
+        row = stage.archived(job_id)
+        assert (row["status"], row["attempts"], row["losses"], row["starts"]) == ("success", 2, 1, 2)
+        assert [entry["reason"] for entry in row["history"]] == ["lost"]
+    assert sorted(stage.lines("began")) == sorted(f"{job_id} {attempt}" for job_id in jobs for attempt in (1, 2))
+    assert len(second.named("job-lost")) == 4
+    assert stage.rows("SELECT count(*) FROM proletarian.supervisor") == [(1,)]
+    assert second.stop() == 0
+
+
+@pytest.mark.parametrize("first_dies", ["supervisor", "template"])
+def test_a_supervisor_killed_together_with_its_template_leaves_nothing(stage: Stage, first_dies: str) -> None:
+    supervisor, _ = begin(stage)
+    (template,) = supervisor.processes("template")
+    pids = [supervisor.pid, template.pid]
+    for pid in pids if first_dies == "supervisor" else reversed(pids):
+        os.kill(pid, signal.SIGKILL)
+    all_gone(stage, supervisor)
+
+
+def test_stopped_wardens_wake_when_supervisor_and_template_are_killed(stage: Stage) -> None:
+    supervisor, _ = begin(stage)
+    (template,) = supervisor.processes("template")
+    wardens = supervisor.processes("warden")
+    assert len(wardens) == 4
+    for warden in wardens:
+        warden.suspend()
+    wait_until(lambda: all(warden.status() == "stopped" for warden in wardens), 5, "the wardens are not stopped")
+    supervisor.send(signal.SIGKILL)
+    template.kill()
+    all_gone(stage, supervisor)
+
+
+def test_children_that_are_stopped_die_with_the_supervisor_too(stage: Stage) -> None:
+    supervisor, _ = begin(stage)
+    for child in supervisor.processes("child"):
+        child.suspend()
+    supervisor.send(signal.SIGKILL)
+    all_gone(stage, supervisor)
