@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,9 +77,7 @@ def _sweep_folders() -> None:
 
 def _remove_folder(folder: Path) -> None:
     LocalPostgres(folder).reset()
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -99,12 +98,15 @@ def template(postgres: str) -> str:
     with open(folder / "template.lock", "a") as lock, psycopg.connect(postgres, autocommit=True) as conn:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone():
-            from ganger.database import install  # not before somebody wants it: the tests below it need no schema
+            from ganger.database import (
+                connect,
+                install,
+            )  # not before somebody wants it: the tests below it need no schema
 
             unfinished = f"{name}-unfinished"
             conn.execute(sql.SQL("DROP DATABASE IF EXISTS {}").format(sql.Identifier(unfinished)))
             conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(unfinished)))
-            with psycopg.connect(make_conninfo(postgres, dbname=unfinished)) as target:
+            with connect(make_conninfo(postgres, dbname=unfinished)) as target:
                 install(target)
             rename = sql.SQL("ALTER DATABASE {} RENAME TO {}")
             conn.execute(rename.format(sql.Identifier(unfinished), sql.Identifier(name)))

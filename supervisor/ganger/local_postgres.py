@@ -199,19 +199,23 @@ class LocalPostgres:
                 f"The local PostgreSQL cannot keep its data in {self.data_dir}: pg_ctl would misread a quote, a "
                 "dollar sign or a backslash in its name. Name another folder in GANGER_DATA_DIR."
             )
-        if not self.data_dir.exists():
+        try:
             self.data_dir.mkdir(parents=True)
-            self.data_dir.chmod(0o711 if self._account else 0o700)  # whatever our umask is
+        except FileExistsError:  # not made by us: its permissions are its owner's
+            return
+        self.data_dir.chmod(0o711 if self._account else 0o700)  # whatever our umask is
 
     def _check_way(self) -> None:
         """Refuse a data folder that the server's account cannot reach: to open somebody's folders is not up to us."""
+        if self._account is None:
+            return
         way = [*reversed(self.data_dir.parents), self.data_dir]
-        closed = next((folder for folder in way if self._run("/bin/sh", "-c", 'cd "$0"', folder, check=False)), None)
-        if self._account and closed:
+        closed = [folder for folder in way if self._run("/bin/sh", "-c", 'cd "$0"', folder, check=False)]
+        if closed:
             raise LocalPostgresError(
                 f"As root, the local PostgreSQL runs under the account {self._account.pw_name}, which may not enter "
-                f"{closed} and so cannot reach its data in {self.data_dir}. Name a folder that everybody may pass "
-                f"through in GANGER_DATA_DIR (such as {_default_data_dir()}), or allow it with: chmod o+x {closed}"
+                f"{closed[0]} and so cannot reach its data in {self.data_dir}. Name a folder that everybody may pass "
+                f"through in GANGER_DATA_DIR (such as {_default_data_dir()}), or allow it with: chmod o+x {closed[0]}"
             )
 
     def _settle(self, cluster: _Cluster) -> None:
