@@ -28,7 +28,7 @@ from time import monotonic, sleep
 from traceback import print_exc
 from typing import Any, Final, NoReturn
 
-from ganger_child import guard, outcome, retry, titles
+from ganger_child import guard, outcome, retry, titles, tree
 from ganger_child.cleanliness import Cleanliness, stop_timers
 from ganger_child.coroutines import Coroutines
 from ganger_child.errors import (
@@ -62,7 +62,7 @@ class _Cost:
     cpu_began: float = 0.0
     wall_s: float = 0.0
     cpu_s: float = 0.0  # of this process and of those it waited for
-    max_rss: int = 0  # bytes
+    max_rss: int = 0  # bytes, with what the process has from its template
 
     @classmethod
     def start(cls) -> _Cost:
@@ -95,7 +95,9 @@ class _Run:
 class Child:
     """The child, once its process is in order."""
 
-    def __init__(self, channel: Channel, page: Page, parent: int, loaded: Loaded, options: Options, slot: str) -> None:
+    def __init__(
+        self, channel: Channel, page: Page, parent: int, loaded: Loaded, options: Options, slot: str, *, spawned: bool
+    ) -> None:
         self._channel = channel
         self._page = page
         self._parent = parent
@@ -110,6 +112,7 @@ class Child:
         self._failed: _Run | None = None
         self._altered = False
         self._worked_s = 0.0
+        self._inherited_rss = 0 if spawned else tree.resident([self._pid])  # the template's pages are not the job's
         self._operations: dict[str, Callable[[Message], None]] = {
             "run": self._run,
             "postmortem": self._postmortem,
@@ -290,7 +293,7 @@ class Child:
         return {
             "wall_s": run.cost.wall_s,
             "cpu_s": run.cost.cpu_s,
-            "max_rss": run.cost.max_rss,
+            "max_rss": max(0, run.cost.max_rss - self._inherited_rss),
             "clean": self._is_clean(),
             "worked_s": self._worked_s,
         }
@@ -422,7 +425,7 @@ def _boot(channel: Channel, page: Page, parent: int, loaded: Loaded | None, opti
     try:
         found = loaded if loaded is not None else load(options)
         _reseed()
-        child = Child(channel, page, parent, found, options, slot)
+        child = Child(channel, page, parent, found, options, slot, spawned=loaded is None)
         child.start(None if loaded is not None else found.job_types)
     except BaseException as error:
         channel.send("boot-error", wait=True, error=outcome.describe(error)["traceback"])

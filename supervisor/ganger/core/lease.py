@@ -60,7 +60,7 @@ class Watcher:
     """What we have seen of the other registrations, and since when."""
 
     seen: dict[int, tuple[int, float]] = field(default_factory=dict)  # id -> beat, first seen at
-    vacant: set[int] = field(default_factory=set)  # whose lock was found free; the finder removes it, so it is kept here
+    vacant: set[int] = field(default_factory=set)  # whose lock was found free; finding removes the lock file
 
     def forget(self) -> None:
         """The database was away: silence in that time says nothing."""

@@ -136,7 +136,7 @@ class Machine:
 
     def _lose_lease(self, why: str, now: m.Now) -> None:
         self._emit("lease-lost", why=why, supervisor_id=self.book.lease.supervisor_id)
-        self.book.lose()
+        self.book.lose(now, running=bool(self.pool.runs))
         for slot, _ in self.pool.runs:
             self.pool.order(slot, FENCED, now, grace=0.0)
 
@@ -155,6 +155,7 @@ class Machine:
     def _registered(self, event: m.Registered, now: m.Now) -> None:
         self.book.registered(event, now)
         if self.closing_at is not None:
+            self.closing_at = now.mono
             self.commands.append(m.Deregister(event.supervisor_id))
             return
         self._emit("supervisor-started", supervisor_id=event.supervisor_id, released=event.released)
@@ -332,7 +333,7 @@ class Machine:
         if self.settled_at is not None and self.book.owed:
             dues.append(self.settled_at + self.rules.store_timeout)
         if self.closing_at is not None:
-            dues.append(self.closing_at + bounds.CLOSE_LIMIT)
+            dues.append(self._leaves_at())
         return dues
 
     def _wind_up(self, now: m.Now) -> None:
@@ -352,11 +353,20 @@ class Machine:
             registration = self.book.lease.supervisor_id or self.book.former
             if registration is not None:
                 self.commands.append(m.Deregister(registration))
-        if now.mono < self.closing_at + bounds.CLOSE_LIMIT and (self.pool.wardens_left() or self._registered_still()):
+        if now.mono < self._leaves_at() and (self.pool.wardens_left() or self._registered_still()):
             return
+        if self.book.unsure is not None:
+            self.exit_code = self.exit_code or 1
         self.finished = True
         self._emit("completed-shutdown", unstored=len(self.book.owed))
         self.commands += [m.StopTemplate(self.template), m.Finish(self.exit_code)]
+
+    def _leaves_at(self) -> float:
+        """When to leave whatever is left. Rows that only the end of our registration gives back are waited for like
+        outcomes that are not stored."""
+        assert self.closing_at is not None and self.settled_at is not None
+        limit = self.closing_at + bounds.CLOSE_LIMIT
+        return limit if self.book.unsure is None else max(limit, self.settled_at + self.rules.store_timeout)
 
     def _registered_still(self) -> bool:
         book = self.book
@@ -384,7 +394,7 @@ class Machine:
 
     def _retitle(self) -> None:
         running = self._running()
-        lanes = tuple((lane.name, count) for lane, count in zip(self.rules.lanes, running, strict=True))
+        lanes = tuple((lane.name, lane.slots) for lane in self.rules.lanes)
         title = m.TitleChanged(TITLES[self.phase], sum(running), len(self.pool.slots), lanes)
         if title != self.title:
             self.title = title

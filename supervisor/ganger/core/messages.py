@@ -670,7 +670,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class TitleChanged:
-    """What the supervisor's title shows: phase, running, slots, and running per lane."""
+    """What the supervisor's title shows: phase, running and all slots, and the slots of each lane."""
 
     phase: str
     running: int
