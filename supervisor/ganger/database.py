@@ -34,6 +34,7 @@ OLDEST_SERVER: Final = 130000  # PostgreSQL 13
 STATEMENT_TIMEOUT: Final = 10.0  # seconds, on the server
 WAIT: Final = 0.25  # seconds between tries to reach a database at start
 PROMOTE_MOST: Final = 500  # rows a promotion takes at once
+PROMOTE_LIMIT: Final = 0.5  # seconds for all of them; outcomes are waiting to be stored
 GIVE_BACK_MOST: Final = 500  # rows given back by one statement of a sweep
 LONGEST_DELAY: Final = 3650 * 86400.0  # seconds; a retry later than that is meant as never
 CROWDED: Final = ("too many clients", "too many connections", "connection slots")
@@ -48,6 +49,7 @@ _CONNECTION: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "10000",
     "client_encoding": "utf8",
+    "target_session_attrs": "primary",  # after a failover the old address may lead to a standby, which is read-only
 }
 
 
@@ -427,14 +429,18 @@ def outlook(conn: Connection, schema: str, queues: Sequence[str]) -> Outlook:
     return Outlook(*row)
 
 
-def promote(conn: Connection, schema: str, most: int = PROMOTE_MOST) -> bool:
-    """Make all due rows ready, the urgent first, ``most`` at a time. False: another supervisor is at it."""
+def promote(conn: Connection, schema: str, most: int = PROMOTE_MOST, limit: float = PROMOTE_LIMIT) -> bool:
+    """Make due rows ready, the urgent first, ``most`` at a time, until none is left or ``limit`` seconds have passed.
+
+    False: another supervisor is at it.
+    """
+    end = time.monotonic() + limit
     while True:
         with _transaction(conn):
             row = _row(conn, "promote", schema, {"most": most})
         if row is None or row[0] is None:
             return False
-        if row[0] < most:
+        if row[0] < most or time.monotonic() >= end:
             return True
 
 

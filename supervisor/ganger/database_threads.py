@@ -205,6 +205,7 @@ class _Owner:
         self._failures = 0
         self._next_try = 0.0  # monotonic
         self._complaint = ""
+        self._spoken_to = False  # the server has sent something unasked
         self._orders: list[_Order] = []
         self._lock = threading.Lock()
         self._bell, self._ringer = socket.socketpair()  # a byte: look. Unlike a condition, it can be polled
@@ -234,6 +235,8 @@ class _Owner:
     def join(self, limit: float) -> None:
         if self._thread.ident is not None:
             self._thread.join(max(0.0, limit))
+        else:
+            self._hang_up()
 
     def _ring(self) -> None:
         with contextlib.suppress(OSError):  # full: it is ringing; closed: the thread has ended
@@ -254,6 +257,10 @@ class _Owner:
     def connected(self, conn: Connection) -> None:
         """A new connection is there."""
 
+    def listen(self, conn: Connection) -> None:
+        """The server has sent something unasked: that it goes, most likely, and then this raises."""
+        database.probe(conn)
+
     def busy(self) -> bool:
         """Whether something is waiting for the next try."""
         return False
@@ -273,8 +280,11 @@ class _Owner:
                 self._wait()
         finally:
             self._drop()
-            self._bell.close()
-            self._ringer.close()
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self._bell.close()
+        self._ringer.close()
 
     def _taken(self) -> list[_Order]:
         with self._lock:
@@ -288,10 +298,13 @@ class _Owner:
                 self.conn = database.connect(self.shared.conninfo, name=name)
                 self._era = self.shared.outage.back(self)
                 self.connected(self.conn)
+            if self._spoken_to:
+                self._spoken_to = False
+                self.listen(self.conn)
             self.work(self.conn)
             self._failures = 0
             self._complaint = ""
-        except (psycopg.Error, OSError) as error:
+        except Exception as error:  # whatever it is, this thread goes on
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
@@ -322,8 +335,9 @@ class _Owner:
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
         if self.conn is not None and not self.conn.closed:
-            poll.register(self.conn, select.POLLIN)  # a notification, or the server has gone
-        poll.poll(None if patience is None else patience * 1000 + 1)
+            poll.register(self.conn, select.POLLIN)
+        ready = poll.poll(None if patience is None else patience * 1000 + 1)
+        self._spoken_to = any(fd != self._bell.fileno() for fd, _ in ready)
         with contextlib.suppress(BlockingIOError):
             while self._bell.recv(4096):
                 pass
@@ -586,13 +600,16 @@ class _Listen(_Owner):
         database.listen(conn, self.schema)
         self.post(Notified())  # what was said until now, nobody heard
 
-    def work(self, conn: Connection) -> None:
+    def listen(self, conn: Connection) -> None:
         heard = [notice.payload for notice in conn.notifies(timeout=0)]
+        if not self.shared.heeded.isdisjoint(heard):
+            self.post(Notified())
+
+    def work(self, conn: Connection) -> None:
         if time.monotonic() >= self._probe_at:
             database.probe(conn)
             self._probe_at = time.monotonic() + PROBE
-        if not self.shared.heeded.isdisjoint(heard):
-            self.post(Notified())
+            self.listen(conn)  # what came while it waited for the answer
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -165,26 +165,26 @@ def test_all_that_is_due_is_promoted_and_nothing_else(conn: db.Connection) -> No
            SELECT 't', n % 7 - 3, now() + CASE WHEN n % 2 = 0 THEN '-1 s' ELSE '1 h' END::interval
            FROM generate_series(1, 2000) AS n"""
     )
-    assert db.promote(conn, S)
+    while db.outlook(conn, S, ["default"]).next_due == 0:
+        assert db.promote(conn, S)
     assert rows(conn, "state, count(*), bool_and(process_at <= now())", "job GROUP BY state", "state") == [
         (0, 1000, False), (1, 1000, True),
     ]  # fmt: skip
 
 
-def test_an_urgent_row_is_not_behind_300000_due_ones(conn: db.Connection) -> None:
+def test_an_urgent_row_is_not_behind_100000_due_ones(conn: db.Connection) -> None:
     conn.execute("ALTER TABLE proletarian.job SET (autovacuum_enabled = off)")
     conn.execute("SET statement_timeout = 0")
     conn.execute(
         """INSERT INTO proletarian.job (job_type, process_at)
-           SELECT 't', now() - interval '1 day' FROM generate_series(1, 300000)"""
+           SELECT 't', now() - interval '1 day' FROM generate_series(1, 100000)"""
     )
     urgent = enqueue(conn, "t", process_in=0.001, priority=-1)
     conn.execute("SELECT pg_sleep(0.01)")
     started = time.monotonic()
-    with conn.transaction():  # one round of the promotion
-        row = db._row(conn, "promote", S, {"most": 500})
-    assert row == (500,)
-    assert time.monotonic() - started < 3
+    assert db.promote(conn, S)
+    assert time.monotonic() - started < 3  # it has a limit of its own, for outcomes are waiting to be stored
+    assert db.outlook(conn, S, ["default"]).next_due == 0
     assert claim(conn, register(conn))[0].job_id == urgent
 
 
@@ -331,14 +331,14 @@ def test_a_job_id_used_twice_by_hand_keeps_its_later_outcome(conn: db.Connection
 
 
 def test_batches_in_two_orders_never_deadlock(connect: Callable[..., db.Connection], conn: db.Connection) -> None:
-    enqueue_many(conn, [NewJob("t") for _ in range(600)])
-    jobs = claim(conn, register(conn), 600)
+    enqueue_many(conn, [NewJob("t") for _ in range(400)])
+    jobs = claim(conn, register(conn), 400)
     errors: list[BaseException] = []
 
     def work(order: int) -> None:
         own = connect()
         try:
-            for _ in range(15):
+            for _ in range(8):
                 with own.transaction(force_rollback=True):
                     if order % 2:
                         db.finish(own, S, [archive(job) for job in jobs])

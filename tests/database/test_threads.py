@@ -107,6 +107,10 @@ def success(job: m.Job, result: bytes | None = None) -> m.Archive:
     return m.Archive(job.job_id, job.run_id, "success", None, {}, result)
 
 
+def cpu_seconds() -> float:
+    return time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID)
+
+
 def backends(conn: psycopg.Connection[Any], thread: str = "") -> list[int]:
     query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s"
     return [pid for (pid,) in conn.execute(query, [f"ganger one {thread}%"]).fetchall()]
@@ -448,6 +452,22 @@ def test_terminated_backends_are_one_outage(own: Running, conn: db.Connection) -
     assert len(own.told.of(m.DatabaseLost)) == 1
     assert len(own.told.of(m.DatabaseBack)) == 1
     own.wait(m.Notified, 2)  # the listener is back too
+
+
+def test_an_idle_thread_whose_connection_is_gone_does_not_spin(own: Running, conn: db.Connection) -> None:
+    own.register()
+    own.wait(m.Notified)
+    before = backends(conn, "store")
+    terminate(conn, "store")
+    own.wait(m.DatabaseBack)
+    limit = time.monotonic() + LIMIT
+    while (
+        not (after := backends(conn, "store")) or after == before
+    ):  # it has noticed without being asked to do anything
+        assert time.monotonic() < limit
+    used = cpu_seconds()
+    time.sleep(0.5)
+    assert cpu_seconds() - used < 0.25
 
 
 @pytest.fixture(scope="module")
