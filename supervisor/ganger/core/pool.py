@@ -285,6 +285,7 @@ class Pool:
         slot.jobs_run += 1
         run.enter(RunPhase.RUNNING, now.mono)
         run.started = now.mono
+        run.facts["pid"] = slot.pid
         if slot.state is State.BUSY:
             slot.limit_at = None
         if run.limits.timeout is not None:
@@ -579,7 +580,6 @@ class Pool:
         """The child has said all: it stays for another job, and the outcome is settled; or it goes first."""
         if slot.state is not State.BUSY:
             return
-        run.facts.setdefault("pid", slot.pid)
         if run.stays and not run.ordered and run.outcome is not None and slot.generation == self.generation:
             slot.move("keep")
             self._settle(slot, run)
@@ -588,7 +588,9 @@ class Pool:
 
     def _after_child(self, slot: Slot, run: Run, exit: m.Exit, now: m.Now) -> None:
         """Nothing of the run's child is left. Settle, or find out what its death means."""
-        run.facts.setdefault("pid", slot.pid)
+        if run.phase is RunPhase.CALLING and run.reason in (None, *LIMITS):
+            died = {"message": f"the child died while it ran the callbacks ({how(exit)})"}
+            self.out(m.Emit("callback-error", {**self._about(slot), "error": died}))
         if run.outcome is not None or run.reason == FENCED:
             self._settle(slot, run)
         elif run.phase is RunPhase.OVER:
@@ -714,7 +716,9 @@ class Pool:
 
     def _about(self, slot: Slot, run: Run | None = None) -> dict[str, Any]:
         run = run or slot.run
-        return {**(run.about if run is not None else {}), "slot": slot.name, "pid": slot.pid}
+        about = run.about if run is not None else {}
+        pid = slot.pid if run is None else run.facts.get("pid", slot.pid)  # a post-mortem tells of another process
+        return {**about, "slot": slot.name, "pid": pid}
 
     def _run_of(
         self, event: m.JobStarted | m.JobReturned | m.JobRaised | m.CallbacksDone | m.Verdict | m.MemoryHeld
