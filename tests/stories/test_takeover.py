@@ -1,0 +1,222 @@
+"""Whose jobs may be taken, and when: a supervisor on another host, one that is stopped, two that share 200 jobs.
+
+Where it matters, jobs keep a ledger: every 20 ms a line with the job, its attempt and the time on a clock that all
+processes share. So a story can tell whether two runs of a job have overlapped, whoever ran them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.processes import nothing_left, wait_until
+from tests.stories.stage import ROOT, Stage
+
+LEASE = 6.0  # seconds; a run is killed by its warden after three quarters of it
+
+HANDLERS = """
+    handlers = Handlers()
+
+    def ledger(job):
+        with open(FOLDER / "ledger", "a") as file:
+            file.write(f"{job.id} {job.attempt} {time.clock_gettime(time.CLOCK_BOOTTIME)}\\n")
+
+    @handlers.job("write")  # for ever at the first attempt
+    def write(job):
+        ledger(job)
+        while job.attempt == 1:
+            ledger(job)
+            time.sleep(0.02)
+
+    @handlers.job("delegate")  # a grandchild in a session of its own does the writing
+    def delegate(job):
+        ledger(job)
+        if job.attempt == 1:
+            line = f"echo {job.id} {job.attempt} $up >> {FOLDER}/ledger"
+            script = f"trap '' TERM INT; while read up rest < /proc/uptime; do {line}; sleep 0.02; done"
+            subprocess.run(["sh", "-c", script], start_new_session=True)
+
+    @handlers.job("gate")  # until somebody opens it
+    def gate(job):
+        ledger(job)
+        while not (FOLDER / "open").exists():
+            time.sleep(0.02)
+        ledger(job)
+        return job.attempt
+
+    @handlers.job("short")
+    def short(job):
+        ledger(job)
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def told(stage: Stage) -> Stage:
+    stage.handlers(HANDLERS)
+    return stage
+
+
+def runs(stage: Stage) -> dict[tuple[str, int], tuple[float, float]]:
+    """The first and the last line of each attempt, by job and attempt."""
+    seen: dict[tuple[str, int], tuple[float, float]] = {}
+    for line in stage.lines("ledger"):
+        job_id, attempt, at = line.split()
+        first, _ = seen.get((job_id, int(attempt)), (float(at), 0.0))
+        seen[job_id, int(attempt)] = (first, float(at))
+    return seen
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Another host
+
+
+ELSEWHERE = """
+set -e
+for own in /tmp /run; do
+  new=/mnt
+  mount -n -t tmpfs tmpfs "$new"
+  for keep in $KEEP; do
+    case $keep in $own/*) mkdir -p "$new/${keep#$own/}"; mount -n --rbind "$keep" "$new/${keep#$own/}";; esac
+  done
+  mount -n --move "$new" $own
+done
+exec "$@"
+"""
+UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--mount", "--kill-child")
+
+
+@pytest.fixture
+def elsewhere(stage: Stage) -> tuple[str, ...]:
+    """The prefix of a command that makes it run as in another container: pids, /tmp and /run of its own."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("making namespaces takes root and unshare")
+    host = stage.conn.info.host
+    kept = [
+        stage.folder,
+        ROOT,
+        Path(sys.prefix),
+        Path(sys.base_prefix),
+        *([Path(host)] if host.startswith("/") else []),
+    ]
+    prefix = (*UNSHARE, "env", f"KEEP={' '.join(map(str, kept))}", "sh", "-c", ELSEWHERE, "sh")
+    if subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        pytest.skip("the kernel refuses namespaces here")
+    return prefix
+
+
+def test_a_supervisor_on_another_host_waits_until_the_lease_has_passed_unseen(
+    told: Stage, elsewhere: tuple[str, ...]
+) -> None:
+    first = told.run("-c", "1", "--lease", str(LEASE))
+    job_id = told.enqueue("gate")
+    told.wait_lines("ledger")
+    other = told.run("-c", "1", "--lease", str(LEASE), prefix=elsewhere, environ={"XDG_RUNTIME_DIR": "/run/user/0"})
+    time.sleep(LEASE + 2)  # it had all the time to take it
+    assert not other.named("job-lost")
+
+    first.send(signal.SIGKILL)
+    nothing_left(first.cookie)
+    ((killed, beat_at),) = told.rows(
+        "SELECT supervisor_id, extract(epoch FROM beat_at)::float FROM proletarian.supervisor WHERE supervisor_id = %s",
+        first.named("supervisor-started")[0]["supervisor_id"],
+    )
+    other.expect("job-lost", LEASE + 6, job_id=str(job_id), from_supervisor=killed)
+    assert time.time() >= beat_at + LEASE
+    (told.folder / "open").touch()
+    row = told.archived(job_id)
+    assert (row["status"], row["attempts"], row["losses"], row["starts"]) == ("success", 2, 1, 2)
+    inside = int(Path(f"/proc/{other.pid}/task/{other.pid}/children").read_text())
+    os.kill(inside, signal.SIGTERM)
+    assert other.ended() == 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A supervisor that is stopped
+
+
+def test_the_jobs_of_a_stopped_supervisor_are_killed_before_anybody_else_runs_them(told: Stage) -> None:
+    first = told.run("-c", "4", "--lease", str(LEASE))
+    jobs = [told.enqueue(job_type) for job_type in ("write", "delegate", "gate")]
+    wait_until(lambda: len(runs(told)) == 3, 10, "not all jobs have begun")
+    second = told.run("-c", "4", "--lease", str(LEASE))
+    first.send(signal.SIGSTOP)
+    (told.folder / "open").touch()  # so one of them returns, and nobody hears it
+    wait_until(
+        lambda: not first.processes("child"), LEASE + 3,
+        lambda: f"children of a stopped supervisor: {first.processes('child')}",
+    )  # fmt: skip
+    second.expect("job-lost", LEASE + 6, count=3)
+    for job_id in jobs:
+        row = told.archived(job_id)
+        assert (row["status"], row["attempts"], row["losses"], row["starts"]) == ("success", 2, 1, 2)
+    ledger = runs(told)
+    for job in map(str, jobs):
+        assert ledger[job, 1][1] < ledger[job, 2][0], "two runs of a job have overlapped"
+    assert len(ledger) == 6
+
+    first.send(signal.SIGCONT)
+    first.expect("lease-lost")
+    first.expect("supervisor-started", count=2, released=0)
+    assert second.stop() == 0
+    job_id = told.enqueue("short")
+    assert told.archived(job_id)["attempts"] == 1
+    first.expect("job-finished", job_id=str(job_id))
+    # What it had to say about the runs of before, if anything, was refused.
+    assert {row["job_id"] for row in first.named("job-finished")} == {str(job_id)}
+    assert not first.named("job-crashed")
+    assert first.stop() == 0
+    assert told.rows("SELECT count(*) FROM proletarian.supervisor") == [(0,)]
+
+
+def test_a_supervisor_stopped_for_less_than_its_trust_goes_on_as_if_nothing_had_been(told: Stage) -> None:
+    first = told.run("-c", "2", "--lease", str(LEASE))
+    jobs = [told.enqueue("gate"), told.enqueue("gate")]
+    told.wait_lines("ledger", 2)
+    first.send(signal.SIGSTOP)
+    (told.folder / "open").touch()
+    told.wait_lines("ledger", 4)  # they are done, and it has not heard
+    first.send(signal.SIGCONT)
+    for job_id in jobs:
+        row = told.archived(job_id)
+        assert (row["status"], row["attempts"], row["losses"], row["result"]) == ("success", 1, 0, 1)
+    assert not first.named("lease-lost")
+    assert first.stop() == 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Two at work
+
+
+def test_two_hundred_jobs_are_each_archived_once_though_one_of_two_supervisors_is_killed(told: Stage) -> None:
+    first, second = (told.run("-c", "2") for _ in range(2))
+    jobs = {str(told.enqueue("short")) for _ in range(200)}
+
+    def archived() -> int:
+        ((count,),) = told.rows("SELECT count(*) FROM proletarian.archived_job")
+        return int(count)
+
+    wait_until(lambda: archived() >= 50, 30, lambda: f"{archived()} archived")
+    assert first.named("job-finished")
+    assert second.named("job-finished")
+    first.send(signal.SIGKILL)
+    wait_until(lambda: archived() == 200, 30, lambda: f"{archived()} archived\n{second.story()}")
+    assert told.rows("SELECT count(*) FROM proletarian.job") == [(0,)]
+    rows = told.rows("SELECT job_id::text, status, attempts, losses, crashes, starts FROM proletarian.archived_job")
+    assert {row[0] for row in rows} == jobs
+    assert {row[1] for row in rows} == {"success"}
+    assert all(
+        (attempts, crashes, starts) == (losses + 1, 0, attempts) for _, _, attempts, losses, crashes, starts in rows
+    )
+    assert {row[0] for row in rows if row[3]} == {event["job_id"] for event in second.named("job-lost")}
+    assert len(second.named("job-lost")) <= 2, "more jobs were lost than it had slots"
+    finished = [event["job_id"] for running in (first, second) for event in running.named("job-finished")]
+    assert len(finished) == len(set(finished))
+    assert second.stop() == 0
