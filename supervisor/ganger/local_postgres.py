@@ -276,9 +276,10 @@ class LocalPostgres:
         folder = cluster.socket_folder
         if not folder.exists():
             self._make_private(folder)
-        if folder.lstat().st_uid != (self._account.pw_uid if self._account else os.geteuid()):
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != (self._account.pw_uid if self._account else os.geteuid()):
             raise LocalPostgresError(
-                f"The local PostgreSQL needs {folder} for its socket, and that belongs to somebody else. "
+                f"The local PostgreSQL needs {folder} for its socket, and something else, or somebody else's, is there. "
                 "Remove it, or name a folder with a shorter path in GANGER_DATA_DIR."
             )
 
