@@ -279,7 +279,7 @@ class LocalPostgres:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != (self._account.pw_uid if self._account else os.geteuid()):
             raise LocalPostgresError(
-                f"The local PostgreSQL needs {folder} for its socket, and something else, or somebody else's, is there. "
+                f"The local PostgreSQL needs {folder} for its socket, and something else or somebody else's is there. "
                 "Remove it, or name a folder with a shorter path in GANGER_DATA_DIR."
             )
 
