@@ -26,10 +26,13 @@ class Incarnation:
     path: Path
     fd: int
 
-    def close(self) -> None:
-        """Take the file away and let go. To be called when nothing is left below the supervisor."""
+    def remove(self) -> None:
+        """Take the file away: no job in the database is this incarnation's any more."""
         with suppress(FileNotFoundError):
             self.path.unlink()
+
+    def close(self) -> None:
+        """Let go of the lock. Where the file was not removed, who finds it may take the jobs at once."""
         os.close(self.fd)
 
 

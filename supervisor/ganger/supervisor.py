@@ -200,6 +200,8 @@ class Supervisor:
             finally:
                 self._running = None
                 self._last = loop.outcomes[-1] if loop.outcomes else None
+                if lock is not None and not loop.machine.registered:
+                    lock.remove()
 
     @property
     def name(self) -> str:

@@ -26,7 +26,16 @@ def test_it_is_not_vacant_while_it_is_held(runtime_folder: Path) -> None:
     assert held.path.parent == runtime_folder
     assert not incarnation.vacant(held.uuid)
     assert held.path.exists()
+    held.remove()
+    assert not held.path.exists()
     held.close()
+
+
+def test_one_that_let_go_and_left_its_file_is_vacant() -> None:
+    held = incarnation.create(uuid4())
+    assert held is not None
+    held.close()
+    assert incarnation.vacant(held.uuid)
     assert not held.path.exists()
 
 
@@ -52,7 +61,7 @@ def test_who_looks_creates_nothing(runtime_folder: Path) -> None:
 def test_after_one_sweeper_took_it_another_finds_nothing() -> None:
     held = incarnation.create(uuid4())
     assert held is not None
-    os.close(held.fd)
+    held.close()
     assert incarnation.vacant(held.uuid)
     assert not incarnation.vacant(held.uuid)
 
@@ -63,6 +72,7 @@ def test_a_folder_that_others_may_write_is_passed_over(runtime_folder: Path) -> 
     held = incarnation.create(uuid4())
     if held is not None:  # in the next folder, where that can be written
         assert held.path.parent != runtime_folder
+        held.remove()
         held.close()
     name = uuid4()
     planted = runtime_folder / str(name)

@@ -353,7 +353,7 @@ class Machine:
             registration = self.book.lease.supervisor_id or self.book.former
             if registration is not None:
                 self.commands.append(m.Deregister(registration))
-        if now.mono < self._leaves_at() and (self.pool.wardens_left() or self._registered_still()):
+        if now.mono < self._leaves_at() and (self.pool.wardens_left() or self.registered):
             return
         if self.book.unsure is not None:
             self.exit_code = self.exit_code or 1
@@ -368,7 +368,9 @@ class Machine:
         limit = self.closing_at + bounds.CLOSE_LIMIT
         return limit if self.book.unsure is None else max(limit, self.settled_at + self.rules.store_timeout)
 
-    def _registered_still(self) -> bool:
+    @property
+    def registered(self) -> bool:
+        """Whether the database has, or may have, a registration of ours."""
         book = self.book
         return any(each is not None for each in (book.lease.supervisor_id, book.former, book.registering))
 
