@@ -130,8 +130,7 @@ class Pool:
         if reason == FENCED:
             run.reason = FENCED
         elif reason in CANCELS:
-            run.outcome = jobs.cancelled(run, reason)
-            run.news = ("job-cancelled", self._about(slot))
+            self._cancel(slot, run, reason)
         elif run.death is not None:
             run.outcome = jobs.interrupted(run)
             self._tell_interrupted(slot, run)
@@ -304,8 +303,7 @@ class Pool:
             run.death = self._death(run, run.reason)
             self._tell_failure(slot, run, run.reason, run.death)
         elif run.reason in CANCELS:
-            run.outcome = jobs.cancelled(run, run.reason)
-            run.news = ("job-cancelled", self._about(slot))
+            self._cancel(slot, run, run.reason)
         elif run.reason != FENCED:
             run.outcome = jobs.succeeded(run, event.result)
             run.news = ("job-finished", {**self._about(slot), **run.facts})
@@ -324,8 +322,7 @@ class Pool:
         run.stays = self._may_stay(run, event)
         names: tuple[str, ...] = ()
         if run.reason in CANCELS:
-            run.outcome = jobs.cancelled(run, run.reason)
-            run.news = ("job-cancelled", self._about(slot))
+            self._cancel(slot, run, run.reason)
         elif run.reason == "shutdown" and event.interrupted and run.death is None:
             run.outcome = jobs.interrupted(run)
             self._tell_interrupted(slot, run, event)
@@ -603,14 +600,16 @@ class Pool:
         else:
             self._died_running(slot, run, exit, now)
 
+    def _cancel(self, slot: Slot, run: Run, reason: str) -> None:
+        run.outcome = jobs.cancelled(run, reason)
+        run.news = ("job-cancelled", {**self._about(slot), "reason": reason})
+
     def _died_unstarted(self, slot: Slot, run: Run) -> None:
         if run.reason in CANCELS:
-            run.outcome = jobs.cancelled(run, run.reason)
-            run.news = ("job-cancelled", self._about(slot))
+            self._cancel(slot, run, run.reason)
+            self._settle(slot, run)
         else:
             self._release(slot, run)
-            return
-        self._settle(slot, run)
 
     def _died_running(self, slot: Slot, run: Run, exit: m.Exit, now: m.Now) -> None:
         assert run.started is not None
@@ -618,8 +617,7 @@ class Pool:
         if slot.jobs_run == 1:
             run.facts |= {"cpu_s": exit.cpu_s, "max_rss": exit.max_rss}
         if run.reason in CANCELS:
-            run.outcome = jobs.cancelled(run, run.reason)
-            run.news = ("job-cancelled", self._about(slot))
+            self._cancel(slot, run, run.reason)
             self._settle(slot, run)
         elif run.reason == "shutdown":
             run.outcome = jobs.interrupted(run)
@@ -663,7 +661,8 @@ class Pool:
         """The attempt failed. Decide what follows, and say which callbacks to run."""
         reason = run.reason if run.reason in LIMITS else event.reason
         if run.death is None:
-            self._tell_failure(slot, run, reason, {}, event)
+            death = self._death(run, reason) if reason in LIMITS else {}
+            self._tell_failure(slot, run, reason, death, event.error)
         else:
             reason = str(run.death["reason"])
             run.error = event.error
@@ -698,13 +697,13 @@ class Pool:
     # ---- words -----------------------------------------------------------------------------------------------------
 
     def _tell_failure(
-        self, slot: Slot, run: Run, reason: str, death: Mapping[str, Any], event: m.JobRaised | None = None
+        self, slot: Slot, run: Run, reason: str, death: Mapping[str, Any], error: Mapping[str, Any] | None = None
     ) -> None:
-        told = {key: value for key, value in death.items() if value is not None and key != "reason"}
-        if event is not None:
-            told["error"] = event.error
-        if reason == "timeout":
-            told["timeout"] = run.limits.timeout
+        told = {key: death.get(key) for key in ("exit_code", "term_signal", "held")}
+        told |= {"wall_s": run.facts.get("wall_s"), "error": error}
+        if reason in LIMITS:
+            told[reason] = getattr(run.limits, reason)
+        told = {key: value for key, value in told.items() if value is not None}
         self.out(m.Emit(jobs.ENDINGS[reason].event, {**self._about(slot, run), **told}))
 
     def _tell_interrupted(self, slot: Slot, run: Run, event: m.JobRaised | None = None) -> None:
