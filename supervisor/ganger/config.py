@@ -35,6 +35,7 @@ _FLAGS: Final = {
     "no": False,
     "off": False,
 }
+_SCHEMA: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # what ganger.sql takes too
 _REFERENCE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -142,7 +143,9 @@ def database_url(value: object, label: str) -> str:
 def schema_name(value: object, label: str) -> str:
     """Read the name of a schema."""
     value = text(value, label, longest=63)
-    if value.startswith("pg_"):
+    if not _SCHEMA.fullmatch(value):
+        raise ConfigError(f"{label} is {value!r}: give letters, digits and underscores, and no digit first.")
+    if value.lower().startswith("pg_"):
         raise ConfigError(f"{label} is {value!r}: PostgreSQL keeps names that begin with pg_ for itself; give another.")
     return value
 
