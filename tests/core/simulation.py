@@ -23,6 +23,7 @@ from ganger.core.machine import Machine
 from ganger.core.rules import LaneRules, Rules
 
 FOREVER = 1e9
+TICK = m.Tick()
 ENDS = 40_000.0  # seconds of fake time within which every schedule must be over
 
 
@@ -113,6 +114,8 @@ class World:
         self.finish: m.Finish | None = None
         self.rival = (0, 0.0)
         self.total = 0
+        self.due = 0.0  # when the core wants its next Tick
+        self.spins = 0  # Ticks in a row that were due at once
 
     # ---- the schedule ------------------------------------------------------------------------------------------------
 
@@ -173,11 +176,11 @@ class World:
             self.at(rng.uniform(0, 50), self._disturb)
         for _ in range(rng.choice([0, 0, 2])):
             self.at(rng.uniform(0, 60), self._cancel)
-        stop = rng.choice([rng.uniform(0, 5), rng.uniform(0, 60), 200.0])
-        self.at(stop, lambda: self._post(m.Stop(rng.choice(["graceful", "graceful", "terminate", "kill"]))))
-        self.at(stop + rng.uniform(0, 20), lambda: self._post(m.Stop(rng.choice(["graceful", "terminate"]))))
-        # Nobody waits for ever: a job that hangs under "wait" is ended by an operator.
-        self.at(stop + 150, lambda: self._post(m.Stop("terminate")))
+        stop = rng.choice([rng.uniform(0, 5), rng.uniform(0, 60), None])
+        if stop is None:
+            self.at(60.0, self._stop_when_all_is_done)
+        else:
+            self.at(stop, self._stop)
         self.at(1.0, self._rival_looks)
         self._do(self.machine.start(self._clock()))
         while self.finish is None:
@@ -187,9 +190,23 @@ class World:
         self._judge_end()
         return self
 
+    def _stop(self) -> None:
+        rng = self.rng
+        self._post(m.Stop(rng.choice(["graceful", "graceful", "terminate", "kill"])))
+        self.at(rng.uniform(0, 20), lambda: self._post(m.Stop(rng.choice(["graceful", "terminate"]))))
+        # Nobody waits for ever: a job that hangs under "wait" is ended by an operator.
+        self.at(150.0, lambda: self._post(m.Stop("terminate")))
+
+    def _stop_when_all_is_done(self) -> None:
+        if not self.rows or self.now >= 200.0:
+            self._stop()
+        else:
+            self.at(2.0, self._stop_when_all_is_done)
+
     def _step(self) -> None:
-        due = self.machine.deadline(self._clock())
-        tick_at = FOREVER if due is None or self._frozen() else self.now + due
+        """Go to the next thing that happens. The core hears of it only if it posts an event, and is ticked then and
+        when its own deadline has come, as the loop does it: a deadline that it forgets is not made up for."""
+        tick_at = FOREVER if self._frozen() else self.due
         at = self.events[0][0] if self.events else FOREVER
         if min(at, tick_at) >= FOREVER:
             raise Violation("the core waits for an event that cannot come")
@@ -198,12 +215,18 @@ class World:
             act()
         else:
             self.now = tick_at
-        if self._frozen():
+        if self._frozen() or (not self.inbox and self.now < self.due):
             return
+        now = self._clock()
         for event in self.inbox:
-            self._do(self.machine.handle(event, self._clock()))
+            self._do(self.machine.handle(event, now))
         self.inbox.clear()
-        self._do(self.machine.handle(m.Tick(), self._clock()))
+        self._do(self.machine.handle(TICK, now))
+        due = self.machine.deadline(now)
+        self.due = FOREVER if due is None else self.now + due
+        self.spins = self.spins + 1 if self.due <= self.now else 0
+        if self.spins > 20:
+            raise Violation("the core is never done with what is due: the loop would spin")
 
     def _clock(self) -> m.Now:
         return m.Now(self.now, self.now)
@@ -760,7 +783,6 @@ class World:
 
     def _archive_row(self, row: Row, command: m.Archive) -> None:
         self.archive[row.job_id] = command
-        self.at(0.0, lambda: None)
         self.rows = {job_id: other for job_id, other in self.rows.items() if other is not row}
 
     # ---- the promises ------------------------------------------------------------------------------------------------

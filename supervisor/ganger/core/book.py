@@ -42,6 +42,7 @@ class Book:
     claim: m.Claim | None = None  # the one in flight
     answered: dict[UUID, float] = field(default_factory=dict)  # claim_id -> when it was answered (boot)
     former: int | None = None  # the registration that was lost
+    unsure: float | None = None  # since when (boot) the database may hold rows as ours that nothing here runs
     registering: float | None = None  # when Register was sent (boot)
     sweeping: set[int] = field(default_factory=set)
     lost_database: bool = False
@@ -60,14 +61,16 @@ class Book:
 
     def registered(self, event: m.Registered, now: m.Now) -> None:
         self.registering = None
-        self.former = None
+        self.former = self.unsure = None
         self.lease.hold(event.supervisor_id, event.sent)
         self.out(m.Trust(self.lease.trusted_until))
         for wakeup in self.wakeups:
             wakeup.hurry(now.mono)
 
-    def lose(self) -> None:
+    def lose(self, now: m.Now, *, running: bool) -> None:
         """The lease cannot be trusted any more: what we run may be somebody else's by now."""
+        if running:
+            self.unsure = now.boot
         self.former = self.lease.supervisor_id
         self.lease.drop()
         self.watcher.forget()
@@ -75,7 +78,7 @@ class Book:
 
     def deregistered(self) -> None:
         self.lease.drop()
-        self.former = self.registering = None
+        self.former = self.registering = self.unsure = None
 
     def beat(self, now: m.Now, phase: str, info: Callable[[], Mapping[str, Any]]) -> None:
         """Renew and look, where due; register where we are nobody."""
@@ -97,6 +100,8 @@ class Book:
         more, and rows with a cancel order.
         """
         self.lease.renew(event.sent)
+        if self.unsure is not None and event.sent >= self.unsure:
+            self.unsure = None
         self.out(m.Trust(self.lease.trusted_until))
         rows = event.rows or ()
         strangers = [row for row in rows if self._stranger(row, event.sent, running)]
@@ -176,6 +181,7 @@ class Book:
     def claim_lost(self, event: m.ClaimLost, now: m.Now) -> None:
         if self.claim is not None and self.claim.claim_id == event.claim_id:
             self.claim = None
+            self.unsure = now.boot
             # The rows it may have taken come to light with the next beat; ask for one at once.
             self.lease.next_beat = min(self.lease.next_beat, now.boot)
 

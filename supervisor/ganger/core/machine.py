@@ -316,9 +316,16 @@ class Machine:
         if run.limits.shutdown in TOLD and not run.told:
             run.told = True
             self.pool.tell(slot)
-        due = interrupt_at(run, self.asked, self.rules.interrupt_after)
+        due = self._interrupt_at(run)
         if due is not None and now.mono >= due:
             self.pool.order(slot, "shutdown", now, ask_only=True)
+
+    def _interrupt_at(self, run: Run) -> float | None:
+        """When to interrupt a handler that is awaited; None: not as far as is known now, or there is none."""
+        assert self.asked is not None
+        if run.phase is not RunPhase.RUNNING or run.death is not None or run.reason is not None:
+            return None
+        return interrupt_at(run, self.asked, self.rules.interrupt_after)
 
     def _shutdown_deadlines(self) -> list[float]:
         assert self.asked is not None
@@ -326,14 +333,11 @@ class Machine:
         if self.phase is Phase.DRAINING and self.rules.shutdown_timeout is not None:
             dues.append(self.asked + self.rules.shutdown_timeout)
         if self.phase is Phase.DRAINING:
-            for _, run in self.pool.runs:
-                due = interrupt_at(run, self.asked, self.rules.interrupt_after)
-                if due is not None and run.reason is None and run.phase is RunPhase.RUNNING:
-                    dues.append(due)
-        if self.settled_at is not None and self.book.owed:
-            dues.append(self.settled_at + self.rules.store_timeout)
+            dues += [due for _, run in self.pool.runs if (due := self._interrupt_at(run)) is not None]
         if self.closing_at is not None:
             dues.append(self._leaves_at())
+        elif self.settled_at is not None:
+            dues.append(self.settled_at + self.rules.store_timeout)
         return dues
 
     def _wind_up(self, now: m.Now) -> None:
