@@ -1,0 +1,264 @@
+"""Stopping a supervisor while jobs run: what each policy does to a job that waits and to one that computes."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.processes import wait_until
+from tests.stories.stage import Running, Stage
+
+HANDLERS = """
+    import asyncio, socket, threading
+
+    handlers = Handlers()
+
+    def mark(word):
+        with open(FOLDER / "ledger", "a") as file:
+            file.write(word + "\\n")
+
+    def compute(seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
+
+    @handlers.job("sleep")
+    def sleep(job):
+        mark("begin")
+        time.sleep(job.payload.get("seconds", 60))
+        mark("end")
+
+    @handlers.job("wait-async")
+    async def wait_async(job):
+        mark("begin")
+        await asyncio.sleep(job.payload.get("seconds", 60))
+        mark("end")
+
+    @handlers.job("wait-socket")
+    def wait_socket(job):
+        ours, theirs = socket.socketpair()
+        mark("begin")
+        ours.recv(1)
+
+    @handlers.job("wait-lock")
+    def wait_lock(job):
+        lock = threading.Lock()
+        lock.acquire()
+        mark("begin")
+        lock.acquire()
+
+    @handlers.job("compute")
+    def computing(job):
+        mark("begin")
+        compute(job.payload["seconds"])
+        mark("end")
+
+    @handlers.job("compute-in-c")
+    def computing_in_c(job):
+        mark("begin")
+        sum(range(10**11))
+
+    @handlers.job("compute-then-sleep")
+    def compute_then_sleep(job):
+        mark("begin")
+        compute(3)
+        mark("waits")
+        time.sleep(60)
+
+    @handlers.job("sheltered")
+    def sheltered(job):
+        with job.uninterruptible():
+            mark("begin")
+            time.sleep(4)
+            mark("out")
+        time.sleep(60)
+
+    @handlers.job("looks")
+    def looks(job):
+        mark("begin")
+        for _ in range(600):
+            compute(0.1)
+            job.check()
+        mark("end")
+
+    @handlers.job("swallows")
+    def swallows(job):
+        try:
+            mark("begin")
+            time.sleep(60)
+        except JobInterrupted:
+            mark("cleanup")
+        return "kept"
+
+    @handlers.job("turns")
+    def turns(job):
+        try:
+            mark("begin")
+            time.sleep(60)
+        except JobInterrupted:
+            raise RuntimeError("half done")
+
+    @handlers.job("ignores")
+    def ignores(job):
+        mark("begin")
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            try:
+                time.sleep(0.2)
+            except BaseException:
+                mark("ignored")
+        return "all of it"
+"""
+
+
+def started(stage: Stage, job_type: str, payload: Any = None, *options: str, **of_job: Any) -> tuple[Running, UUID]:
+    """A supervisor whose only slot runs this job."""
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "1", *options)
+    job_id = stage.enqueue(job_type, payload or {}, **of_job)
+    stage.wait_lines("ledger", 1)
+    return supervisor, job_id
+
+
+def is_back(stage: Stage, job_id: UUID) -> None:
+    """It is in its queue, ready and uncounted; and it runs to its end at the next start."""
+    row = stage.job(job_id)
+    assert row is not None
+    assert (row["state"], row["attempts"], row["interrupts"], row["crashes"], row["losses"]) == (1, 0, 1, 0, 0)
+    assert stage.rows("SELECT count(*) FROM proletarian.archived_job") == [(0,)]
+
+
+@pytest.mark.parametrize("kind", ["sleep", "wait-async", "wait-socket", "wait-lock"])
+def test_a_waiting_job_is_interrupted_at_once(stage: Stage, kind: str) -> None:
+    supervisor, job_id = started(stage, kind)
+    assert supervisor.stop(limit=9) == 0  # 3 s, threefold
+    supervisor.order("handling-job", "shutting-down", "job-interrupted", "completed-shutdown")
+    is_back(stage, job_id)
+
+
+def test_an_interrupted_job_runs_to_its_end_at_the_next_start(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "sleep")
+    assert supervisor.stop() == 0
+    stage.rows("UPDATE proletarian.job SET payload = '{\"seconds\": 0.1}' RETURNING 1")
+    stage.run("-c", "1")
+    assert stage.archived(job_id)["attempts"] == 1
+    assert stage.lines("ledger") == ["begin", "begin", "end"]
+
+
+def test_a_computing_job_is_awaited_and_nothing_new_begins(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "compute", {"seconds": 5})
+    waiting = stage.enqueue("compute", {"seconds": 0})
+    supervisor.send(signal.SIGTERM)
+    supervisor.expect("shutting-down")
+    later = stage.enqueue("compute", {"seconds": 0})
+    assert supervisor.ended() == 0
+    supervisor.order("shutting-down", "job-finished", "completed-shutdown")
+    assert stage.archived(job_id)["status"] == "success"
+    for other in (waiting, later):
+        row = stage.job(other)
+        assert row is not None
+        assert (row["state"], row["attempts"], row["starts"]) == (1, 0, 0)
+    assert not supervisor.named("job-interrupted")
+
+
+POLICIES = [
+    # policy, kind of job, outcome
+    ("finish", "sleep", "job-finished"),
+    ("finish", "compute", "job-finished"),
+    ("interrupt", "sleep", "job-interrupted"),
+    ("interrupt", "compute", "job-interrupted"),
+    ("terminate", "sleep", "job-interrupted"),
+    ("terminate", "compute", "job-interrupted"),
+    ("terminate", "compute-in-c", "job-interrupted"),
+]
+
+
+@pytest.mark.parametrize(("policy", "kind", "outcome"), POLICIES)
+def test_each_policy(stage: Stage, policy: str, kind: str, outcome: str) -> None:
+    seconds = 3 if outcome == "job-finished" else 60
+    supervisor, job_id = started(stage, kind, {"seconds": seconds}, "--shutdown", policy, "--grace", "1")
+    assert supervisor.stop() == 0
+    supervisor.order("shutting-down", outcome, "completed-shutdown")
+    if outcome == "job-finished":
+        assert stage.archived(job_id)["status"] == "success"
+    else:
+        is_back(stage, job_id)
+
+
+def test_a_jobs_own_policy_stands_above_the_supervisors(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "sleep", {"seconds": 4}, "--shutdown", "terminate", shutdown="finish")
+    assert supervisor.stop() == 0
+    assert stage.archived(job_id)["status"] == "success"
+
+
+def test_a_computing_job_that_then_waits_is_interrupted_after_a_while(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "compute-then-sleep", None, "--interrupt-after", "2")
+    supervisor.send(signal.SIGTERM)
+    stage.wait_lines("ledger", 2)
+    assert not supervisor.named("job-interrupted")
+    assert supervisor.ended() == 0
+    supervisor.order("shutting-down", "job-interrupted", "completed-shutdown")
+    is_back(stage, job_id)
+
+
+def test_a_section_may_be_sheltered_from_shutdown(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "sheltered")
+    assert supervisor.stop() == 0
+    assert stage.lines("ledger") == ["begin", "out"]
+    is_back(stage, job_id)
+
+
+def test_a_computing_job_that_looks_may_leave(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "looks")
+    assert supervisor.stop(limit=9) == 0
+    supervisor.order("shutting-down", "job-interrupted", "completed-shutdown")
+    assert stage.lines("ledger") == ["begin"]
+    is_back(stage, job_id)
+
+
+def test_a_complete_result_wins_over_the_interrupt(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "swallows")
+    assert supervisor.stop() == 0
+    row = stage.archived(job_id)
+    assert (row["status"], row["result"], row["attempts"]) == ("success", "kept", 1)
+    assert stage.lines("ledger") == ["begin", "cleanup"]
+
+
+def test_an_interrupt_that_is_turned_into_an_error_is_still_an_interrupt(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "turns")
+    assert supervisor.stop() == 0
+    supervisor.order("shutting-down", "handle-job-exception-with-interrupt", "completed-shutdown")
+    is_back(stage, job_id)
+
+
+def test_a_job_that_ignores_the_interrupt_is_awaited(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "ignores")
+    assert supervisor.stop() == 0
+    row = stage.archived(job_id)
+    assert (row["status"], row["result"]) == ("success", "all of it")
+    assert 1 <= stage.lines("ledger").count("ignored") <= 2  # once, and again after half the grace
+
+
+def test_shutdown_timeout_bounds_the_waiting(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "compute-in-c", None, "--shutdown-timeout", "2", "--grace", "0.5")
+    assert supervisor.stop(limit=12) == 0  # 2 + 0.5 + 1, threefold
+    supervisor.order("shutting-down", "job-interrupted", "completed-shutdown")
+    assert supervisor.named("ladder-step", step="kill", reason="shutdown")
+    is_back(stage, job_id)
+
+
+def test_many_slots_are_each_treated_by_their_own_kind(stage: Stage) -> None:
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "3")
+    waiting = stage.enqueue("sleep", {})
+    computing = stage.enqueue("compute", {"seconds": 5})
+    own = stage.enqueue("compute", {"seconds": 60}, shutdown="terminate", grace=0.5)
+    stage.wait_lines("ledger", 3)
+    assert supervisor.stop() == 0
+    assert stage.archived(computing)["status"] == "success"
+    for job_id in (waiting, own):
+        row = wait_until(lambda job_id=job_id: stage.job(job_id), 1, "the job is back")  # type: ignore[misc]
+        assert (row["state"], row["attempts"]) == (1, 0)
