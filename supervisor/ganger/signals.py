@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import signal
 import socket
+from collections.abc import Iterable
 from types import FrameType
 from typing import Final
 
@@ -19,9 +20,10 @@ INTERRUPTS: Final = ("graceful", "terminate", "kill")  # the first, second and t
 
 
 class Signals:
-    """Installed handlers, as a context. To be used in the main thread only."""
+    """Installed handlers (of these signals), as a context. To be used in the main thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: Iterable[int] = (*STOPS, signal.SIGINT)) -> None:
+        self._numbers = tuple(numbers)
         self._bell, self._ringer = socket.socketpair()
         for end in (self._bell, self._ringer):
             end.setblocking(False)
@@ -33,7 +35,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._former_fd = signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
-        for number in (*STOPS, signal.SIGINT):
+        for number in self._numbers:
             # Started with nohup, SIGHUP is ignored and stays so.
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue
@@ -49,6 +51,11 @@ class Signals:
 
     def fileno(self) -> int:
         return self._bell.fileno()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a SIGINT has come."""
+        return self._interrupts > 0
 
     def wait(self, seconds: float) -> bool:
         """Sleep, but not longer than until a signal asks to stop; whether one did."""

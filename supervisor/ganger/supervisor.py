@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
@@ -41,7 +42,8 @@ class Supervisor:
 
     ``run`` is for a program that does nothing else: it installs signal handlers and blocks. ``start`` and ``stop`` are
     for an application that embeds it: they run it in a thread and leave signals alone. ``run_until_empty`` and
-    ``process_next_job`` are for tests and the REPL.
+    ``process_next_job`` are for tests and the REPL: they block, and in the main thread Ctrl-C stops them (as
+    configured; a second one terminates, a third kills).
 
     All of them raise ganger.database.DatabaseUnreachable where the database does not answer within
     ``config.database_wait`` seconds, and SchemaMissing or SchemaMismatch where its tables do not fit.
@@ -91,7 +93,8 @@ class Supervisor:
                 raise failed[0]
 
     def stop(self, how: str = "graceful", timeout: float | None = None) -> int | None:
-        """Stop it and wait until it has stopped; harmless if it was not started, or has stopped by itself.
+        """Stop it and wait until it has stopped; harmless if it was not started, or has stopped by itself. One that
+        blocks another thread, because that called ``run`` or its like, is told to stop and not waited for.
 
         ``how`` is "graceful" (as configured), "terminate" or "kill"; ``timeout`` is in seconds. Returns the exit code,
         or None if it has not stopped in that time (it goes on stopping) or never ran.
@@ -99,10 +102,10 @@ class Supervisor:
         if how not in ("graceful", "terminate", "kill"):
             raise ValueError(f"how is {how!r}: say 'graceful', 'terminate' or 'kill'.")
         thread, running = self._thread, self._running
-        if thread is None:
-            return self._exit_code
         if running is not None:
             running.post(m.Stop(how))
+        if thread is None:
+            return self._exit_code
         thread.join(timeout)
         if thread.is_alive():
             return None
@@ -110,12 +113,21 @@ class Supervisor:
         return self._exit_code
 
     def run_until_empty(self) -> int:
-        """Run until nothing is ready, running or waiting for a retry; return the exit code. Blocks; no signals."""
-        return self._run(None, until_empty=True)
+        """Run until nothing is ready, running or waiting for a retry; return the exit code. Raises KeyboardInterrupt
+        once it has stopped because of Ctrl-C."""
+        with _interruptible() as signals:
+            exit_code = self._run(signals, until_empty=True)
+        if signals is not None and signals.interrupted:
+            raise KeyboardInterrupt
+        return exit_code
 
     def process_next_job(self) -> bool | None:
-        """Run one job in a child. True: it ran (well or not); False: it was interrupted; None: there was none."""
-        if self._run(None, job_limit=1) != 0:
+        """Run one job in a child. True: it ran (well or not); False: it was interrupted; None: there was none.
+
+        Raises RuntimeError where it cannot run anything (the handlers do not load, say)."""
+        with _interruptible() as signals:
+            exit_code = self._run(signals, job_limit=1)
+        if exit_code != 0:
             raise RuntimeError("The supervisor could not run a job; its events say why.")
         return None if self._last is None else not isinstance(self._last, m.Release)
 
@@ -251,13 +263,22 @@ def _print(events: Events, line: Output) -> None:
     events.output(line.job_id or line.slot, line.job_type or "", line.text)
 
 
+def _interruptible() -> AbstractContextManager[Signals | None]:
+    """Only SIGINT, and only where Python allows handlers; other signals stay the application's."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    return Signals([signal.SIGINT]) if in_main_thread else nullcontext()
+
+
 def _nobody(now: float) -> Iterable[str]:
     return ()
 
 
 def _rules(config: Config, *, until_empty: bool, job_limit: int | None) -> Rules:
+    lanes = tuple(LaneRules(*lane) for lane in config.lanes)
+    if job_limit is not None:  # whichever queue has them
+        lanes = (LaneRules("any", tuple(queue for lane in lanes for queue in lane.queues), job_limit),)
     return Rules(
-        lanes=tuple(LaneRules(*lane) for lane in config.lanes),
+        lanes=lanes,
         poll_interval=config.poll_interval,
         lease=config.lease,
         timeout=config.timeout,
