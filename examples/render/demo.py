@@ -205,7 +205,7 @@ def summarise(conn: psycopg.Connection[Any]) -> None:
     say("What the archive says")
     print(f"  {'job type':<20} {'status':<10} {'reason':<10} jobs attempts     wall      cpu     peak")
     for kind, status, reason, count, attempts, wall, cpu, peak in conn.execute(SUMMARY).fetchall():
-        memory = f"{(peak or 0) / 2**20:.0f} MiB"
+        memory = f"{(peak or 0) / 2**20:.1f} MiB"
         print(
             f"  {kind:<20} {status:<10} {reason:<10} {count:>4} {attempts:>8}"
             f" {wall or 0:>6.1f} s {cpu or 0:>6.1f} s {memory:>8}"

@@ -66,14 +66,14 @@ EVENTS: Final[dict[str, Wording]] = {
     "retrying": Wording(
         "info", "{job}|attempt {attempt} failed|again in {retry_in}|at {retry_at}|retries left {retries_left}"
     ),
-    "not-retrying": Wording("warning", "{job}|attempt {attempt} was the last|({reason})"),
+    "not-retrying": Wording("warning", "{job}|attempt {attempt} was the last|retries left {retries_left}"),
     "retry-strategy-error": Wording("error", "{job}|{error}"),
     "failed-attempt-error": Wording("error", "{job}|{error}"),
     "failed-job-error": Wording("error", "{job}|{error}"),
     # processes
     "child-started": Wording("debug", "{slot}|pid {pid}"),
     "child-exited": Wording("debug", "{slot}|pid {pid}|{term_signal}|exit code {exit_code}"),
-    "ladder-step": Wording("warning", "{job}|{step}|on {slot}|({reason})"),
+    "ladder-step": Wording("warning", "{job}|attempt {attempt}|{step}|on {slot}|({reason})"),
     "leftovers-killed": Wording("warning", "{job}|left {count} processes|on {slot}"),
     "child-unkillable": Wording("error", "{job}|{slot}|survives SIGKILL: {pids}"),
     "child-garbage": Wording("error", "{job}|{slot}|sends what is no message and is replaced"),
@@ -268,7 +268,7 @@ def _shown(key: str, value: Any) -> str:
     elif key in _SECONDS and isinstance(value, int | float):
         text = f"{value:.2f} s" if value < 60 else f"{value:.0f} s"
     elif key in _SIZES and isinstance(value, int | float):
-        text = f"{value / 1048576:.0f} MiB"
+        text = f"{value / 1048576:.{0 if value >= 10 << 20 else 1}f} MiB"
     elif isinstance(value, datetime):
         text = value.astimezone().strftime("%H:%M:%S")
     elif isinstance(value, Mapping):
