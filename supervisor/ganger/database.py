@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
@@ -26,7 +27,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import PGconn, Ping
 from psycopg.rows import TupleRow
 
-from ganger.core.messages import Archive, Claim, HeldRow, Job, Lane, OtherSupervisor, Release, Retry, Swept
+from ganger.core.messages import Archive, Claim, HeldRow, Job, OtherSupervisor, Release, Retry, Swept
 from ganger.sql import migration, newest_version, statement
 
 SCHEMA: Final = "proletarian"
@@ -444,41 +445,78 @@ def promote(conn: Connection, schema: str, most: int = PROMOTE_MOST, limit: floa
             return True
 
 
-def claim(conn: Connection, schema: str, order: Claim) -> tuple[tuple[Job, ...], tuple[int, ...], tuple[bool, ...]]:
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """How far a claim of a queue got: to this priority, and nothing it took was due before ``process_at``.
+
+    The next claim may pass over what lies before, which vacuum cannot remove while somebody holds an old snapshot: it
+    looks only at rows as urgent as ``priority`` or more that are due since ``process_at``. Whatever was ready before
+    has been taken or is less urgent, so only a newcomer that is due in the past can be hidden: one that was committed
+    late, back-dated, or given back. A new row is due now and is seen at once, however deep the backlog. A less urgent
+    row waits while more urgent ones fill every claim, as it would anyway: it is never overtaken by one like it.
+    """
+
+    priority: int
+    process_at: str
+
+
+_FROM_THE_START: Final = Watermark(32767, "-infinity")
+
+
+def claim(
+    conn: Connection, schema: str, order: Claim, watermarks: Mapping[str, Watermark] = MappingProxyType({})
+) -> tuple[tuple[Job, ...], tuple[int, ...], tuple[bool, ...], dict[str, Watermark | None]]:
     """Claim for every lane what is free, from its queues in their order, in one transaction.
 
-    Returns the jobs, the lane of each, and for each lane whether it got all it asked for.
+    A queue with a watermark is claimed from there on, the others from the start. Returns the jobs, the lane of each,
+    for each lane whether it got all it asked for, and for each queue it claimed from the next watermark: None if the
+    queue had less than was asked for.
     """
     jobs: list[Job] = []
     lanes: list[int] = []
     more: list[bool] = []
+    marks: dict[str, Watermark | None] = {}
     with _transaction(conn):
         for number, lane in enumerate(order.lanes):
-            found = _claim_lane(conn, schema, order, lane)
-            jobs.extend(found)
-            lanes.extend([number] * len(found))
-            more.append(0 < lane.free == len(found))
-    return tuple(jobs), tuple(lanes), tuple(more)
+            free = lane.free
+            for queue in lane.queues if free else ():
+                found, marks[queue] = _claim_queue(conn, schema, order, queue, free, watermarks.get(queue))
+                jobs.extend(found)
+                lanes.extend([number] * len(found))
+                free -= len(found)
+                if not free:
+                    break
+            more.append(free == 0 < lane.free)
+    return tuple(jobs), tuple(lanes), tuple(more), marks
 
 
-def _claim_lane(conn: Connection, schema: str, order: Claim, lane: Lane) -> list[Job]:
-    found: list[Job] = []
-    for queue in lane.queues:
-        if len(found) >= lane.free:
-            break
-        values = {
-            "supervisor_id": order.supervisor_id,
-            "claim_id": order.claim_id,
-            "queue": queue,
-            "free": lane.free - len(found),
-            "job_types": None if order.job_types is None else list(order.job_types),
-        }
-        found.extend(_job(row) for row in _rows(conn, "claim", schema, values))
-    return found
+def _claim_queue(
+    conn: Connection, schema: str, order: Claim, queue: str, free: int, start: Watermark | None
+) -> tuple[list[Job], Watermark | None]:
+    """Claim from a queue. Where the watermark leaves slots free, they are filled from the start: no claim that falls
+    short has overlooked anything."""
+    mark = start or _FROM_THE_START
+    values = {
+        "supervisor_id": order.supervisor_id,
+        "claim_id": order.claim_id,
+        "queue": queue,
+        "free": free,
+        "job_types": None if order.job_types is None else list(order.job_types),
+        "priority": mark.priority,
+        "process_at": mark.process_at,
+    }
+    rows = _rows(conn, "claim", schema, values)
+    jobs = [_job(row) for row in rows]
+    if len(rows) == free:
+        return jobs, Watermark(*rows[0][-2:])
+    if start is None:
+        return jobs, None
+    rest, reached = _claim_queue(conn, schema, order, queue, free - len(rows), None)
+    return jobs + rest, reached
 
 
 def _job(row: TupleRow) -> Job:
-    job_id, run_id, claim_id, queue, job_type, payload, *rest = row
+    job_id, run_id, claim_id, queue, job_type, payload, *rest, _, _ = row
     return Job(job_id, run_id, claim_id, queue, job_type, payload.encode(), *rest)
 
 

@@ -56,7 +56,7 @@ from ganger.core.messages import (
     Sweep,
     Swept,
 )
-from ganger.database import Connection, SupervisorFacts
+from ganger.database import Connection, SupervisorFacts, Watermark
 
 BATCH_ROWS: Final = 200  # outcomes stored by one statement
 BATCH_BYTES: Final = 8 << 20  # of results stored by one statement, unless one alone has more
@@ -64,6 +64,7 @@ CLAIM_PATIENCE: Final = 10.0  # seconds; a claim that waited longer behind other
 TRIES: Final = 3  # of a transaction that met a deadlock or a lock
 BACKOFF: Final = (0.1, 0.2, 0.5, 1.0, 2.0)  # seconds between tries after a failure; the last one repeats
 ANSWER_LIMIT: Final = 14.0  # seconds that an answer may take: the server's own timeout, and some
+RESCAN: Final = 5.0  # seconds; a queue is claimed from the start at least as often
 TURN: Final = 0.05  # seconds after which to claim again while another supervisor promotes
 PROBE: Final = 5.0  # seconds between signs of life of the listening connection
 JANITOR: Final = 60.0  # seconds between looks for runs under no registration
@@ -89,7 +90,8 @@ class DatabaseThreads:
         facts: SupervisorFacts,
         vacant: Callable[[UUID], bool] = lambda incarnation: False,
     ) -> None:
-        self._shared = _Shared(conninfo, schema, post, boot_clock, facts, vacant, _Outage(post))
+        outage, watermarks = _Outage(post), Watermarks(boot_clock)
+        self._shared = _Shared(conninfo, schema, post, boot_clock, facts, vacant, outage, watermarks)
         self._store = _Store(self._shared)
         self._lease = _Lease(self._shared)
         self._listen = _Listen(self._shared)
@@ -169,6 +171,49 @@ class _Outage:
             return self.era
 
 
+class Watermarks:
+    """Where the next claim of each queue may start, so that it does not walk over all that was claimed before.
+
+    The rule: a claim may start at the watermark only right after a full claim of its queue, one that got all it asked
+    for. Once something may have become ready behind a watermark (a notification, a promotion, a sweep, a stored retry
+    or release, a reconnection), all are forgotten, and the next claim starts from the start. So does one every
+    ``RESCAN`` seconds, for what nobody tells of: in a deep backlog every claim is full.
+
+    ``forget`` may be called from any thread, the rest only by the one that claims. ``clock`` is in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._marks: dict[str, Watermark] = {}
+        self._scanned: dict[str, float] = {}  # when each queue was last claimed from the start
+        self._claiming: dict[str, float] | None = None  # since the last ``before``: what becomes of _scanned
+
+    def before(self, queues: Sequence[str]) -> dict[str, Watermark]:
+        """Return where a claim of these queues may start; those that are not named start from the start."""
+        now = self._clock()
+        with self._lock:
+            marks = {q: self._marks[q] for q in queues if q in self._marks and now - self._scanned[q] < RESCAN}
+            self._claiming = {q: self._scanned[q] if q in marks else now for q in queues}
+            return marks
+
+    def after(self, reached: Mapping[str, Watermark | None]) -> None:
+        """Take in how far that claim got, unless something was forgotten meanwhile: it may not have seen it."""
+        with self._lock:
+            if self._claiming is None:
+                return
+            for queue, mark in reached.items():
+                self._marks.pop(queue, None)
+                if mark is not None:
+                    self._marks[queue], self._scanned[queue] = mark, self._claiming[queue]
+
+    def forget(self) -> None:
+        """Let the next claim of every queue start from the start."""
+        with self._lock:
+            self._marks.clear()
+            self._claiming = None
+
+
 @dataclass(slots=True)
 class _Shared:
     conninfo: str
@@ -178,6 +223,7 @@ class _Shared:
     facts: SupervisorFacts
     vacant: Callable[[UUID], bool]
     outage: _Outage
+    watermarks: Watermarks
     supervisor_id: int | None = None  # our newest registration
     heeded: frozenset[str] = frozenset()  # queues whose notifications are for us
 
@@ -385,7 +431,11 @@ class _Store(_Owner):
     def busy(self) -> bool:
         return bool(self._owed or self._deregister)
 
+    def connected(self, conn: Connection) -> None:
+        self.shared.watermarks.forget()
+
     def cut(self) -> None:
+        self.shared.watermarks.forget()
         for owed in self._owed.values():
             owed.late = True
         for order in self._claims:
@@ -410,7 +460,11 @@ class _Store(_Owner):
 
     def _store(self, conn: Connection) -> None:
         while self._owed and not self.stopping:
-            for run_id, how in self._stored(conn, self._batch()).items():
+            batch = self._batch()
+            stored = self._stored(conn, batch)
+            if not all(isinstance(outcome, Archive) for outcome in batch):
+                self.shared.watermarks.forget()
+            for run_id, how in stored.items():
                 self.post(Stored(run_id, how, self._owed.pop(run_id).late))
 
     def _batch(self) -> list[Outcome]:
@@ -455,10 +509,13 @@ class _Store(_Owner):
         next_due = before.next_due
         if next_due == 0:
             mine = _again(lambda: database.promote(conn, self.schema))
+            self.shared.watermarks.forget()
             next_due = database.outlook(conn, self.schema, queues).next_due
             if next_due is not None and not mine:
                 next_due = max(next_due, TURN)
-        jobs, lanes, more = _again(lambda: database.claim(conn, self.schema, order))
+        marks = self.shared.watermarks.before(queues)
+        jobs, lanes, more, reached = _again(lambda: database.claim(conn, self.schema, order, marks))
+        self.shared.watermarks.after(reached)
         left = not order.ask_left or bool(jobs) or database.something_left(conn, self.schema, queues)
         return Claimed(order.claim_id, jobs, lanes, more, next_due, before.horizon, left)
 
@@ -469,6 +526,7 @@ class _Store(_Owner):
             order = next(iter(self._sweeps.values()))
             swept = _again(partial(database.sweep, conn, self.schema, order.supervisor_id, order.beat))
             del self._sweeps[order.supervisor_id]
+            self.shared.watermarks.forget()
             self.post(swept)
 
     def _say_idle(self, conn: Connection) -> None:
@@ -563,6 +621,7 @@ class _Lease(_Owner):
         supervisor_id, released = _again(lambda: database.register(conn, self.schema, self.shared.facts, former))
         self.shared.supervisor_id = supervisor_id
         self._registered_at = self.shared.boot_clock()
+        self.shared.watermarks.forget()
         self.post(Registered(supervisor_id, sent, released))
 
     def _do_beat(self, conn: Connection, order: Beat) -> None:
@@ -579,6 +638,7 @@ class _Lease(_Owner):
             self._swept_at = time.monotonic()
             orphans = _again(lambda: database.sweep_orphans(conn, self.schema))
             if orphans:
+                self.shared.watermarks.forget()
                 self.post(Swept(NOBODY, orphans))
 
 
@@ -598,12 +658,16 @@ class _Listen(_Owner):
 
     def connected(self, conn: Connection) -> None:
         database.listen(conn, self.schema)
-        self.post(Notified())  # what was said until now, nobody heard
+        self._notified()  # what was said until now, nobody heard
 
     def listen(self, conn: Connection) -> None:
         heard = [notice.payload for notice in conn.notifies(timeout=0)]
         if not self.shared.heeded.isdisjoint(heard):
-            self.post(Notified())
+            self._notified()
+
+    def _notified(self) -> None:
+        self.shared.watermarks.forget()  # before the claim that this leads to
+        self.post(Notified())
 
     def work(self, conn: Connection) -> None:
         if time.monotonic() >= self._probe_at:

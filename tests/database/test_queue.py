@@ -37,7 +37,7 @@ def test_a_claimed_job_has_everything(conn: db.Connection) -> None:
     job_id = enqueue(conn, "t", {"é": [1, None]}, timeout=5, grace=1, memory=10, shutdown="finish")
     supervisor_id = register(conn)
     order = Claim(uuid4(), supervisor_id, (Lane(("default",), 2),))
-    (job,), lanes, more = db.claim(conn, S, order)
+    (job,), lanes, more, _ = db.claim(conn, S, order)
     assert (lanes, more) == ((0,), (False,))
     assert (job.job_id, job.claim_id, job.queue, job.job_type) == (job_id, order.claim_id, "default", "t")
     assert job.payload == '{"é": [1, null]}'.encode()
@@ -60,7 +60,7 @@ def test_lanes_and_their_queues_in_order(conn: db.Connection) -> None:
     for queue in ("c", "b", "b", "a", "d"):
         enqueue(conn, "t", queue=queue)
     order = Claim(uuid4(), register(conn), (Lane(("a", "b"), 2), Lane(("c",), 3), Lane(("d",), 0)))
-    jobs, lanes, more = db.claim(conn, S, order)
+    jobs, lanes, more, _ = db.claim(conn, S, order)
     assert [(job.queue, lane) for job, lane in zip(jobs, lanes, strict=True)] == [("a", 0), ("b", 0), ("c", 1)]
     assert more == (True, False, False)
 

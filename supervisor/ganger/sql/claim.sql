@@ -1,10 +1,13 @@
 -- CLAIM: up to `free` ready rows of one queue, most urgent first, under a new run each. Guarantees: a row goes to one
 -- claimer only; none to a registration that is gone (a sweep in progress is awaited); none from a paused queue.
+-- `priority` and `process_at` are the watermark (see database.Watermark), or let everything through. They are plain
+-- index conditions: an "OR ... IS NULL" would not be one, and every dead entry would be looked up in the table.
 WITH me AS (
   SELECT supervisor_id FROM :"schema".supervisor WHERE supervisor_id = %(supervisor_id)s FOR KEY SHARE),
 pick AS MATERIALIZED (
   SELECT j.job_id FROM :"schema".job AS j
   WHERE j.state = 1 AND j.queue = %(queue)s
+    AND j.priority <= %(priority)s::smallint AND j.process_at >= %(process_at)s::timestamptz
     AND (%(job_types)s::text[] IS NULL OR j.job_type = ANY (%(job_types)s::text[]))
     AND EXISTS (SELECT FROM me)
     AND NOT EXISTS (SELECT FROM :"schema".queue AS q WHERE q.queue = %(queue)s AND q.paused_at IS NOT NULL)
@@ -17,5 +20,6 @@ claimed AS (
   RETURNING j.*)
 SELECT job_id, run_id, claim_id, queue, job_type, payload::text, attempts, crashes, losses,
        to_json(enqueued_at) #>> '{}', to_json(process_at) #>> '{}', timeout_s, grace_s, memory_bytes, shutdown, fresh,
-       cancel_at IS NOT NULL
+       cancel_at IS NOT NULL,
+       max(priority) OVER (), to_json(min(process_at) OVER ()) #>> '{}'
 FROM claimed ORDER BY priority, process_at, seq
