@@ -181,17 +181,26 @@ class Stage:
     ) -> Running:
         """Start a supervisor (``prefix``: behind another program) and wait until it has registered and is ready."""
         command = [*prefix, sys.executable, "-m", "ganger", "run", target, "--log-format", "json", "-v", *options]
-        env = {**os.environ, "DATABASE_URL": conninfo or self.conninfo, "PYTHONPATH": str(ROOT), **(environ or {})}
-        process = subprocess.Popen(
-            command, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True,
-        )  # fmt: skip
-        running = Running(process)
-        self.supervisors.append(running)
+        running = self.launch(*command, environ=environ, conninfo=conninfo)
         if wait:
             running.expect("supervisor-started", 40)
             running.expect("polling-for-jobs", 40)
             assert running.cookie
+        return running
+
+    def launch(self, *command: str, environ: Mapping[str, str] | None = None, conninfo: str | None = None) -> Running:
+        """Start a program in the folder; the database and the project are in its environment."""
+        given = {
+            "DATABASE_URL": conninfo or self.conninfo,
+            "PYTHONPATH": str(ROOT),
+            "XDG_RUNTIME_DIR": str(self.folder),  # where lock files of killed supervisors stay
+        }
+        process = subprocess.Popen(
+            command, cwd=self.folder, env={**os.environ, **given, **(environ or {})}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        running = Running(process)
+        self.supervisors.append(running)
         return running
 
     def enqueue(self, job_type: str, payload: Any = None, **options: Any) -> UUID:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from uuid import UUID
 
+import psutil
 import pytest
 
-from tests.processes import nothing_left, wait_until
+from tests.processes import alive, nothing_left, tree, wait_until
 from tests.stories.stage import Running, Stage
 
 GONE = 2.0 * 3  # seconds until nothing is left; the contract's time, for a loaded machine
@@ -59,10 +61,10 @@ HANDLERS = """
 BUSY = ("compute", "hold-the-gil", "sleep", "scatter")
 
 
-def begin(stage: Stage) -> tuple[Running, list[UUID]]:
+def begin(stage: Stage, *options: str) -> tuple[Running, list[UUID]]:
     """A supervisor that is busy in all four ways."""
     stage.handlers(HANDLERS)
-    supervisor = stage.run("-c", "4")
+    supervisor = stage.run("-c", "4", *options)
     jobs = [stage.enqueue(job_type) for job_type in BUSY]
     stage.wait_lines("began", 4)
     stage.wait_lines("grandchildren", 2)
@@ -116,9 +118,39 @@ def test_stopped_wardens_wake_when_supervisor_and_template_are_killed(stage: Sta
     all_gone(stage, supervisor)
 
 
-def test_children_that_are_stopped_die_with_the_supervisor_too(stage: Stage) -> None:
-    supervisor, _ = begin(stage)
-    for child in supervisor.processes("child"):
+def test_children_that_are_stopped_or_were_spawned_die_with_the_supervisor_too(stage: Stage) -> None:
+    supervisor, _ = begin(stage, "--start-method", "spawn")
+    for child in supervisor.processes("child")[::2]:
         child.suspend()
     supervisor.send(signal.SIGKILL)
     all_gone(stage, supervisor)
+
+
+APPLICATION = """
+import os, signal, time
+from ganger import Config, Supervisor
+
+Supervisor(Config(target="story:handlers", concurrency=4, log_format="json")).start()
+if os.fork() == 0:  # a process of the application, with a copy of all that the supervisor has open
+    time.sleep(600)
+signal.pause()
+"""
+
+
+def test_a_fork_of_the_application_that_embeds_a_supervisor_keeps_nothing_of_it_alive(stage: Stage) -> None:
+    stage.handlers(HANDLERS)
+    (stage.folder / "application.py").write_text(APPLICATION)
+    application = stage.launch(sys.executable, "application.py")
+    for job_type in BUSY:
+        stage.enqueue(job_type)
+    stage.wait_lines("began", 4)
+    stage.wait_lines("grandchildren", 2)
+    (template,) = application.processes("template")
+    (fork,) = (each for each in psutil.Process(application.pid).children() if each.pid != template.pid)
+    below = [template.pid, *(process.pid for process in tree(template.pid))]
+    try:
+        application.send(signal.SIGKILL)
+        nothing_left([*below, *(int(pid) for pid in stage.lines("grandchildren"))], GONE)
+        assert alive(fork.pid)
+    finally:
+        fork.kill()
