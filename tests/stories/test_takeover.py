@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import nothing_left, wait_until
+from ganger import cancel
+from tests.processes import alive, nothing_left, wait_until
 from tests.stories.stage import ROOT, Stage
 
 LEASE = 6.0  # seconds; a run is killed by its warden after three quarters of it
@@ -189,6 +190,37 @@ def test_a_supervisor_stopped_for_less_than_its_trust_goes_on_as_if_nothing_had_
         assert (row["status"], row["attempts"], row["losses"], row["result"]) == ("success", 1, 0, 1)
     assert not first.named("lease-lost")
     assert first.stop() == 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Runs that nobody wants any more
+
+
+def test_a_cancelled_job_of_a_lost_supervisor_is_archived_and_not_run_again(told: Stage) -> None:
+    first = told.run("-c", "1")
+    job_id = told.enqueue("write")
+    told.wait_lines("ledger")
+    first.send(signal.SIGSTOP)
+    assert cancel(told.conn, job_id) == "ordered"
+    first.send(signal.SIGKILL)
+    second = told.run("-c", "1")
+    row = told.archived(job_id)
+    assert (row["status"], row["reason"], row["attempts"], row["starts"]) == ("cancelled", "cancelled", 1, 1)
+    assert second.stop() == 0
+    assert {attempt for _, attempt in runs(told)} == {1}
+
+
+def test_a_run_that_the_database_does_not_know_any_more_is_killed(told: Stage) -> None:
+    supervisor = told.run("-c", "1", "--lease", str(LEASE))
+    job_id = told.enqueue("write")
+    told.wait_lines("ledger")
+    child = supervisor.child()
+    told.conn.execute("DELETE FROM proletarian.job")
+    wait_until(lambda: not alive(child.pid), 0.5 * 3 + 1, "a run without a row goes on")  # at the next beat
+    supervisor.expect("outcome-refused", job_id=str(job_id))
+    assert told.archived(told.enqueue("short"))["status"] == "success"
+    assert not supervisor.named("lease-lost")
+    assert supervisor.stop() == 0
 
 
 # ----------------------------------------------------------------------------------------------------------------------
