@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -27,7 +27,7 @@ TICK = m.Tick()
 ENDS = 40_000.0  # seconds of fake time within which every schedule must be over
 
 
-class Violation(AssertionError):  # noqa: N818 - it is what the simulation finds, not an error of it
+class Violation(AssertionError):
     """The core broke a promise."""
 
 
@@ -53,10 +53,10 @@ class Child:
     job: m.Job | None = None
     limits: m.Limits | None = None
     began: float = 0.0
-    ordered: str | None = None
     alive: bool = True
     dying: bool = False
-    asked: set[str] = field(default_factory=set)
+    jobs: int = 0  # that it has run
+    asked: bool = False  # an order has reached it
 
 
 @dataclass
@@ -109,12 +109,17 @@ class World:
         self.down_since = 0.0
         self.outcomes: dict[UUID, m.Outcome] = {}  # every outcome that the core decided, by run
         self.claims_in_flight: set[UUID] = set()
+        self.given: set[UUID] = set()  # runs that the core was told of and has not settled
+        self.sent: set[UUID] = set()  # runs that were sent to a child
+        self.crashed: set[UUID] = set()  # runs that ended their child by themselves, which had run nothing else
+        self.lost: set[UUID] = set()  # runs that it had when it lost its lease
         self.waiting_writes: list[Callable[[], None]] = []
         self.frozen_until = 0.0
         self.finish: m.Finish | None = None
         self.rival = (0, 0.0)
         self.total = 0
         self.due = 0.0  # when the core wants its next Tick
+        self.turn = 0.0  # of the thread that renews the lease
         self.spins = 0  # Ticks in a row that were due at once
 
     # ---- the schedule ------------------------------------------------------------------------------------------------
@@ -160,6 +165,11 @@ class World:
 
     def soon(self, act: Callable[[], None], mean: float = 0.02) -> None:
         self.at(self.rng.expovariate(1 / mean), act)
+
+    def _in_turn(self, act: Callable[[], None], mean: float = 0.02) -> None:
+        """Like ``soon`` for what one thread does: nothing overtakes what was before it."""
+        self.turn = max(self.turn, self.now + self.rng.expovariate(1 / mean))
+        self.at(self.turn - self.now, act)
 
     def _uuid(self) -> UUID:
         return UUID(int=self.rng.getrandbits(128))
@@ -397,8 +407,10 @@ class World:
         if child.nonce or child.job is not None:
             raise Violation(f"child {child.number} was sent a job while it had another")
         child.job, child.limits = command.job, command.limits
-        if self.rng.random() < 0.02:
-            return  # it is stuck before it starts
+        self.sent.add(command.job.run_id)
+        wait = 0.02
+        if self.rng.random() < 0.03:  # it is stuck before it starts, or starts when it is just being given up
+            wait = self.rng.choice([FOREVER, 10.0])
         if self.rng.random() < 0.02:
             self.soon(lambda: self._child_ends(warden, m.Exit(exit_code=1)) if warden.child is child else None)
             return
@@ -408,12 +420,14 @@ class World:
                 return
             child.nonce = command.nonce
             child.began = self.now
-            child.asked.clear()
+            child.jobs += 1
+            child.asked = False
             child.behaviour = behaviour = self._behaviour()
             self._post(m.JobStarted(command.slot, command.child, command.nonce))
             self.at(behaviour.after, lambda: self._handler_ends(warden, child, command.nonce))
 
-        self.soon(start)
+        if wait < FOREVER:
+            self.at(max(0.0, self.rng.gauss(wait, 0.01)), start)
 
     def _handler_ends(self, warden: Warden, child: Child, nonce: int, interrupted: bool = False) -> None:
         if not child.alive or child.dying or child.nonce != nonce or child.behaviour is None:
@@ -421,6 +435,8 @@ class World:
         behaviour, job = child.behaviour, child.job
         assert job is not None
         if behaviour.ends == "crash" and not interrupted:
+            if child.jobs == 1 and not child.asked:
+                self.crashed.add(job.run_id)
             self._child_ends(warden, m.Exit(term_signal=11))
             return
         wall = self.now - child.began
@@ -478,7 +494,7 @@ class World:
             self.soon(done)
 
     def _watch(self, command: m.Watch) -> None:
-        warden, child = self._child(command)
+        _, child = self._child(command)
         if child is None or child.behaviour is None:
             return
         computing = child.behaviour.computing
@@ -493,12 +509,12 @@ class World:
         warden, child = self._child(command)
         if child is None or warden is None or warden.stopped:
             return
-        child.asked.add("interrupt")
+        child.asked = child.asked or command.signal
 
         def reach() -> None:
-            if child.nonce == command.nonce and child.behaviour is not None and command.signal:
-                if child.behaviour.obeys == "interrupt":
-                    self._handler_ends(warden, child, command.nonce, interrupted=True)
+            hit = child.nonce == command.nonce and child.behaviour is not None and command.signal
+            if hit and child.behaviour is not None and child.behaviour.obeys == "interrupt":
+                self._handler_ends(warden, child, command.nonce, interrupted=True)
 
         self.soon(reach)
 
@@ -506,11 +522,15 @@ class World:
         warden, child = self._child(command)
         if child is None or warden is None or warden.stopped:
             return
-        child.asked.add("terminate")
+        child.asked = True
         if child.nonce == command.nonce and child.behaviour is not None and child.behaviour.obeys == "terminate":
             self._child_ends(warden, m.Exit(term_signal=15))
 
     def _kill(self, command: m.Kill) -> None:
+        _, ordered = self._child(command)
+        if ordered is not None:
+            ordered.asked = True
+
         def arrive() -> None:
             warden, child = self._child(command)
             if child is None or warden is None or child.dying:
@@ -566,9 +586,7 @@ class World:
             if child.nonce:
                 raise Violation("a child was retired in the middle of a run")
             if self.rng.random() < 0.95:
-                self.soon(
-                    lambda: self._child_ends(warden, m.Exit(exit_code=0)) if warden.child is child else None
-                )
+                self.soon(lambda: self._child_ends(warden, m.Exit(exit_code=0)) if warden.child is child else None)
 
     def _child_ends(self, warden: Warden, exit: m.Exit) -> None:
         child, warden.child = warden.child, None
@@ -621,6 +639,10 @@ class World:
         self._write(write)
 
     def _deregister(self, command: m.Deregister) -> None:
+        held = {row.run_id for row in self.rows.values() if row.owner == command.supervisor_id and row.state == 2}
+        if held & self.given - self.lost:
+            raise Violation("it took its registration away with jobs that it had neither settled nor lost")
+
         def write() -> None:
             self.registrations.pop(command.supervisor_id, None)
             for row in self.rows.values():
@@ -647,6 +669,8 @@ class World:
             more = tuple(len([n for n in lanes if n == i]) == lane.free for i, lane in enumerate(command.lanes))
             dues = [row.due - self.now for row in self.rows.values() if row.state == 0]
             event: m.Event = m.Claimed(command.claim_id, jobs, lanes, more, min(dues, default=None), 1)
+            if not lost:
+                self.given |= {job.run_id for job in jobs}
             self.soon(lambda: answer(m.ClaimLost(command.claim_id) if lost else event), 0.1)
 
         self.soon(execute)
@@ -659,7 +683,8 @@ class World:
         for index, lane in enumerate(command.lanes):
             ready = [r for r in self.rows.values() if r.state == 1 or (r.state == 0 and r.due <= self.now)]
             for row in ready[: lane.free]:
-                row.state, row.owner, row.claim_id, row.run_id = 2, command.supervisor_id, command.claim_id, self._uuid()
+                row.state, row.owner = 2, command.supervisor_id
+                row.claim_id, row.run_id = command.claim_id, self._uuid()
                 row.attempts += 1
                 row.starts += 1
                 jobs.append(
@@ -676,7 +701,7 @@ class World:
             if self.down:
                 return
             if command.supervisor_id not in self.registrations:
-                self.soon(lambda: self._post(m.Beaten(sent, None)))
+                self._in_turn(lambda: self._post(m.Beaten(sent, None)))
                 return
             self.registrations[command.supervisor_id] += 1
             held = tuple(
@@ -684,9 +709,9 @@ class World:
                 for row in self.rows.values()
                 if row.owner == command.supervisor_id and row.state == 2 and row.run_id is not None
             )
-            self.soon(lambda: self._post(m.Beaten(sent, held)), 0.1)
+            self._in_turn(lambda: self._post(m.Beaten(sent, held)), 0.1)
 
-        self.soon(execute)
+        self._in_turn(execute)
 
     def _look(self, command: m.Look) -> None:
         def execute() -> None:
@@ -729,6 +754,9 @@ class World:
         self._outcome(command, lambda row: self._archive_row(row, command))
 
     def _retry(self, command: m.Retry) -> None:
+        if command.run_id in self.crashed and command.crash != 1:
+            raise Violation("a crash was not counted")
+
         def write(row: Row) -> None:
             row.crashes += command.crash
             row.fresh = False
@@ -748,9 +776,9 @@ class World:
         if command.run_id in self.outcomes:
             raise Violation(f"run {command.run_id} was settled twice")
         self.outcomes[command.run_id] = command
-        for _, run in self.machine.pool.runs:
-            if run.job.run_id == command.run_id and run.reason == "fenced":
-                raise Violation("an outcome was decided after the lease was lost")
+        self.given.discard(command.run_id)
+        if command.run_id in self.lost & self.sent:
+            raise Violation("an outcome was decided after the lease was lost")
         self._check_run_gone(command.run_id, "was settled")
         if isinstance(command, m.Archive):
             self._check_archive(command)
@@ -808,6 +836,8 @@ class World:
 
     def _emit(self, command: m.Emit) -> None:
         self.told.append((self.now, command.name, dict(command.data)))
+        if command.name == "lease-lost":
+            self.lost |= self.given
 
     def _titlechanged(self, command: m.TitleChanged) -> None:
         if not 0 <= command.running <= command.slots:
