@@ -112,7 +112,8 @@ class World:
         self.given: set[UUID] = set()  # runs that the core was told of and has not settled
         self.sent: set[UUID] = set()  # runs that were sent to a child
         self.crashed: set[UUID] = set()  # runs that ended their child by themselves, which had run nothing else
-        self.lost: set[UUID] = set()  # runs that it had when it lost its lease
+        self.over: set[UUID] = set()  # runs of which it had heard the end
+        self.lost: set[UUID] = set()  # runs that were not over when it lost its lease
         self.waiting_writes: list[Callable[[], None]] = []
         self.frozen_until = 0.0
         self.finish: m.Finish | None = None
@@ -446,6 +447,7 @@ class World:
         else:
             child.job = None
             clean = behaviour.clean
+            self._note_end(job)
             self._post(m.JobReturned(warden.slot, child.number, nonce, b"1", wall, wall, 1, clean, wall))
 
     def _raised(
@@ -458,6 +460,10 @@ class World:
             slot, child.number, nonce, "exception", error, interrupted, interrupted and self.rng.random() < 0.8,
             strategy, wrong, wall, wall, 1, behaviour.clean, wall,
         )  # fmt: skip
+
+    def _note_end(self, job: m.Job) -> None:
+        if not self._frozen():
+            self.over.add(job.run_id)
 
     def _sendpostmortem(self, command: m.SendPostmortem) -> None:
         warden, child = self._child(command)
@@ -484,6 +490,8 @@ class World:
 
         def done() -> None:
             if child.alive and not child.dying:
+                if child.job is not None:
+                    self._note_end(child.job)
                 child.job = None
                 errors = {name: {"message": "z"} for name in command.names} if how == "raise" else {}
                 self._post(m.CallbacksDone(command.slot, child.number, command.nonce, errors))
@@ -837,7 +845,7 @@ class World:
     def _emit(self, command: m.Emit) -> None:
         self.told.append((self.now, command.name, dict(command.data)))
         if command.name == "lease-lost":
-            self.lost |= self.given
+            self.lost |= self.given - self.over
 
     def _titlechanged(self, command: m.TitleChanged) -> None:
         if not 0 <= command.running <= command.slots:
