@@ -171,7 +171,9 @@ class Gang:
             "boot-error": self._child_boot_error,
             "started": self._job_started,
             "returned": self._job_returned,
+            "asking": self._strategy_asked,
             "raised": self._job_raised,
+            "calling": self._callback_begun,
             "callbacks-done": self._callbacks_done,
         }
 
@@ -682,6 +684,20 @@ class Gang:
         child.current = None
         self._post(event)
 
+    def _strategy_asked(self, warden: _Warden, child: _Child, word: Message) -> None:
+        event = m.StrategyAsked(
+            warden.slot,
+            child.number,
+            nonce=_whole(word["nonce"]),
+            reason=_text(word["reason"]),
+            error=_mapping(word["error"]),
+            wall_s=_number(word["wall_s"]),
+            cpu_s=_number(word["cpu_s"]),
+            max_rss=_whole(word["max_rss"]),
+        )
+        self._drain(warden, child)
+        self._post(event)
+
     def _job_raised(self, warden: _Warden, child: _Child, word: Message) -> None:
         event = m.JobRaised(
             warden.slot,
@@ -701,6 +717,9 @@ class Gang:
         )
         self._drain(warden, child)
         self._post(event)
+
+    def _callback_begun(self, warden: _Warden, child: _Child, word: Message) -> None:
+        self._post(m.CallbackBegun(warden.slot, child.number, _whole(word["nonce"]), _text(word["name"])))
 
     def _callbacks_done(self, warden: _Warden, child: _Child, word: Message) -> None:
         nonce = _whole(word["nonce"])

@@ -378,46 +378,91 @@ def test_callbacks_that_raise_are_events_and_the_decision_stands(stage: Stage) -
     assert stage.archived(stage.enqueue("fine"))["status"] == "success"
 
 
-def test_callbacks_and_strategies_that_hang_end_at_callback_timeout(stage: Stage) -> None:
+# What a strategy or callback does to its child; "in-c" holds the GIL, so that nothing in the child can end it.
+HARM = {
+    "sleeps": "time.sleep(600)",
+    "catches-all": """
+        while True:
+            try: time.sleep(600)
+            except BaseException: pass""",
+    "in-c": "sum(range(10**11))",
+    "dies": "os.kill(os.getpid(), signal.SIGKILL)",
+    "exits": "os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_strategies_and_callbacks_that_hang_or_die_cost_no_other_call_and_failed_job_has_its_turn(
+    stage: Stage, harm: str
+) -> None:
+    """They have callback_timeout; what happens to them is no attempt and no crash of the job."""
     handlers(
         stage,
-        """
-    def hang(job, exception):
-        tell("hang", job, exception)
-        while True:
-            try:
-                sum(range(10**11)) if job.type == "in-c" else time.sleep(600)
-            except BaseException:
-                pass
-    @handlers.job("strategy", retry_strategy=lambda job, exception: time.sleep(600))
+        f"""
+    def harm(call, job, exception):
+        tell(call, job, exception)
+        {HARM[harm].strip()}
+    def bad_strategy(job, exception): harm("strategy", job, exception)
+    def bad_attempt(job, exception): harm("failed_attempt", job, exception)
+    def bad_job(job, exception): harm("failed_job", job, exception)
+    @handlers.job("strategy", retry_strategy=bad_strategy)
     def one(job):
         raise ValueError("the real one")
-    @handlers.job("crashed-strategy", retry_strategy=hang)
+    @handlers.job("strategy-of-a-crash", retry_strategy=bad_strategy)
     def two(job):
         os._exit(5)
-    @handlers.job("failed-attempt", failed_attempt=hang)
+    @handlers.job("attempt", failed_attempt=bad_attempt)
     def three(job):
         raise ValueError("the real one")
-    @handlers.job("in-c", failed_job=hang)
+    @handlers.job("all", retry_strategy=bad_strategy, failed_attempt=bad_attempt, failed_job=bad_job)
     def four(job):
         raise ValueError("the real one")
     """,
     )
     supervisor = stage.run("-c", "2", "--callback-timeout", "1")
-    strategy = stage.enqueue("strategy")
-    crashed = stage.enqueue("crashed-strategy")
-    attempt, in_c = stage.enqueue("failed-attempt", {"retries": 1}), stage.enqueue("in-c")
-    for job_id, reason, attempts in (
-        (strategy, "exception", 1), (crashed, "crash", 1), (attempt, "exception", 2), (in_c, "exception", 1),
-    ):  # fmt: skip
-        row = stage.archived(job_id, 40)
-        assert (row["status"], row["reason"], row["attempts"]) == ("failure", reason, attempts)
-    for job_id in (strategy, crashed):
-        error = supervisor.named("retry-strategy-error", job_id=str(job_id))[0]["error"]
-        assert "longer than 1 s" in error["message"]
-    assert len(supervisor.named("callback-error", job_id=str(attempt))) == 2
-    assert len(supervisor.named("callback-error", job_id=str(in_c))) == 1
+    ids = {name: stage.enqueue(name) for name in ("strategy", "strategy-of-a-crash", "attempt", "all")}
+    for name, job_id in ids.items():
+        row = stage.archived(job_id, 60)
+        crash = name == "strategy-of-a-crash"
+        found = (row["status"], row["reason"], row["attempts"], row["crashes"], row["exit_code"], row["term_signal"])
+        assert found == ("failure", *(("crash", 1, 1, 5, None) if crash else ("exception", 1, 0, None, None))), name
+        assert row["error"]["type"] == ("ganger_child.JobCrashed" if crash else "ValueError"), name
+        assert calls(stage, job_id) == [("strategy", 1), ("failed_attempt", 1), ("failed_job", 1)], name
+        last = told(stage, job_id)[-1]
+        assert "the real one" in last["message"] or crash
+        lost = {"strategy": 1, "strategy-of-a-crash": 1, "all": 1}.get(name, 0)
+        assert len(supervisor.named("retry-strategy-error", job_id=str(job_id))) == lost, name
+        lost = {"attempt": 1, "all": 2}.get(name, 0)
+        assert len(supervisor.named("callback-error", job_id=str(job_id))) == lost, name
+        ending = "job-crashed" if crash else "handle-job-exception"
+        assert len(supervisor.named(ending, job_id=str(job_id))) == 1
+        assert len(supervisor.named("not-retrying", job_id=str(job_id))) == 1
     assert stage.archived(stage.enqueue("fine"))["status"] == "success"
+    assert not supervisor.named("job-crashed", job_id=str(ids["attempt"]))
+
+
+def test_the_limits_of_a_job_are_not_those_of_its_strategy(stage: Stage) -> None:
+    handlers(
+        stage,
+        """
+    def slow(job, exception):
+        tell("strategy", job, exception)
+        time.sleep(2)
+        return Retry(1, delays=[0])
+    @handlers.job("fails", timeout=1, grace=0.2, retry_strategy=slow)
+    def fails(job):
+        if job.payload == "in time" or job.attempt == 2: raise ValueError("mine")
+        time.sleep(600)
+    """,
+    )
+    supervisor = stage.run("-c", "2")
+    ids = [stage.enqueue("fails", "in time"), stage.enqueue("fails", "too late")]
+    for job_id, first in zip(ids, ("exception", "timeout"), strict=True):
+        row = stage.archived(job_id, 40)
+        assert (row["reason"], row["attempts"], row["crashes"]) == ("exception", 2, 0)
+        assert [entry["reason"] for entry in row["history"]] == [first]
+        assert [call for call, _ in calls(stage, job_id)].count("strategy") == 2
+    assert not supervisor.named("retry-strategy-error")
 
 
 def test_a_payload_that_the_handlers_loads_cannot_read_fails_its_job_only(stage: Stage) -> None:

@@ -39,7 +39,7 @@ from ganger_child.errors import (
     interruption,
     postmortem,
 )
-from ganger_child.handlers import JobType, Loaded, load
+from ganger_child.handlers import JobType, Loaded, RetryStrategy, load
 from ganger_child.interrupt import Alarm, Ended, Interrupt, Signals
 from ganger_child.job import Job, set_current
 from ganger_child.options import Options
@@ -183,8 +183,9 @@ class Child:
         with suppress(BaseException):  # strategy and callbacks get the text of what cannot be read
             run.job = replace(run.job, payload=run.job_type.loads(run.job.payload))
         set_current(run.job)
-        run.exception = postmortem(message["death"], message["limits"])
-        self._report_failure(run, run.exception, str(message["death"].get("reason", "crash")))
+        death = message["death"]
+        run.exception = postmortem(death, message["limits"])
+        self._report_failure(run, run.exception, str(death.get("reason", "crash")), ask=death.get("ask", True))
 
     def _callbacks(self, message: Message) -> None:
         """Call what the parent, having decided, names."""
@@ -194,7 +195,10 @@ class Child:
         errors = {}
         for name in message["names"]:
             callback = getattr(run.job_type.reactions, name) if name in _CALLBACKS else None
-            ended = Ended(None, None) if callback is None else self._call(callback, run)
+            if callback is None:
+                continue
+            self._say("calling", nonce=run.nonce, name=name)
+            ended = self._call(callback, run)
             if ended.exception is not None:
                 errors[name] = outcome.describe(ended.exception, _SMALL)
         self._recover()
@@ -243,13 +247,18 @@ class Child:
         finally:
             self._still_ours()  # encoding may call the value's methods
 
-    def _report_failure(self, run: _Run, exception: BaseException, reason: str, *, is_interrupt: bool = False) -> None:
+    def _report_failure(
+        self, run: _Run, exception: BaseException, reason: str, *, is_interrupt: bool = False, ask: bool = True
+    ) -> None:
         order = run.interrupt.order
         stopped = order is not None and is_interrupt
+        error = outcome.describe(exception)
         strategy, strategy_error = None, None
         # Nobody would read the answer about a job that is cancelled, or goes back because of a shutdown.
-        if order not in ("cancelled", "killed") and not (order == "shutdown" and (stopped or run.interrupt.asked)):
-            strategy, strategy_error = self._ask_strategy(run)
+        idle = order in ("cancelled", "killed") or (order == "shutdown" and (stopped or run.interrupt.asked))
+        if ask and not idle and run.job_type.reactions.retry_strategy is not None:
+            self._say("asking", nonce=run.nonce, reason=reason, error=error, **self._cost(run))
+            strategy, strategy_error = self._ask_strategy(run, run.job_type.reactions.retry_strategy)
         run.interrupt.end()
         self._failed = run
         facts = self._facts(run)
@@ -259,7 +268,7 @@ class Child:
             "raised",
             nonce=run.nonce,
             reason=reason,
-            error=outcome.describe(exception),
+            error=error,
             interrupted=order is not None,
             clean_interrupt=stopped,
             strategy=strategy,
@@ -267,10 +276,7 @@ class Child:
             **facts,
         )
 
-    def _ask_strategy(self, run: _Run) -> tuple[dict[str, Any] | None, outcome.Error | None]:
-        ask = run.job_type.reactions.retry_strategy
-        if ask is None:
-            return None, None
+    def _ask_strategy(self, run: _Run, ask: RetryStrategy) -> tuple[dict[str, Any] | None, outcome.Error | None]:
         alarm = Alarm(self._options.callback_timeout, "the retry strategy")
         answer = alarm.run(lambda: retry.to_wire(self._coroutines.call(ask, run.job, run.exception)))
         self._still_ours()
@@ -289,14 +295,12 @@ class Child:
             self._still_ours()
             self._put_back()
 
+    def _cost(self, run: _Run) -> dict[str, Any]:
+        max_rss = max(0, run.cost.max_rss - self._inherited_rss)
+        return {"wall_s": run.cost.wall_s, "cpu_s": run.cost.cpu_s, "max_rss": max_rss}
+
     def _facts(self, run: _Run) -> dict[str, Any]:
-        return {
-            "wall_s": run.cost.wall_s,
-            "cpu_s": run.cost.cpu_s,
-            "max_rss": max(0, run.cost.max_rss - self._inherited_rss),
-            "clean": self._is_clean(),
-            "worked_s": self._worked_s,
-        }
+        return {**self._cost(run), "clean": self._is_clean(), "worked_s": self._worked_s}
 
     def _is_clean(self) -> bool:
         if self._signals.signalled or self._altered or self._cleanliness is None:

@@ -25,8 +25,12 @@ class Phase(Enum):
     WAITING = "waiting"  # meant for a slot whose child is not ready
     SENT = "sent"
     RUNNING = "running"
-    CALLING = "calling"  # the handler failed, strategy and callbacks are at work
+    ASKING = "asking"  # the attempt failed, the strategy is being asked: in its own child or in a post-mortem
+    CALLING = "calling"  # decided, the callbacks are being called
     OVER = "over"  # decided; the child still has to go
+
+
+AFTER_HANDLER: Final = (Phase.ASKING, Phase.CALLING, Phase.OVER)
 
 
 @dataclass(slots=True)
@@ -50,6 +54,9 @@ class Run:
     watched: bool = False
     told: bool = False  # the wish to stop was written down for a handler that looks
     death: Mapping[str, Any] | None = None  # its own child is dead or dirty: what a post-mortem has to tell
+    failed: str | None = None  # the reason of the failed attempt, once that has been told
+    calls: tuple[str, ...] = ()  # the callbacks that have not begun
+    postmortems: int = 0
     error: Mapping[str, Any] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     outcome: Outcome | None = None

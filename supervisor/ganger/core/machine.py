@@ -17,7 +17,7 @@ from uuid import UUID
 from ganger.core import messages as m
 from ganger.core import rules as bounds
 from ganger.core.book import Book
-from ganger.core.job import CANCELS, FENCED, Run
+from ganger.core.job import AFTER_HANDLER, CANCELS, FENCED, Run
 from ganger.core.job import Phase as RunPhase
 from ganger.core.pool import Pool
 from ganger.core.rules import Rules
@@ -308,7 +308,7 @@ class Machine:
     def _drain_run(self, slot: Slot, run: Run, now: m.Now) -> None:
         """One run under its own policy."""
         assert self.asked is not None
-        if run.death is not None or run.phase in (RunPhase.CALLING, RunPhase.OVER) or run.reason is not None:
+        if run.death is not None or run.phase in AFTER_HANDLER or run.reason is not None:
             return
         if run.phase is not RunPhase.RUNNING or run.limits.shutdown == "terminate":
             self.pool.order(slot, "shutdown", now)

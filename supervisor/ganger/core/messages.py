@@ -180,6 +180,20 @@ class JobReturned:
 
 
 @dataclass(frozen=True, slots=True)
+class StrategyAsked:
+    """The handler failed, and its retry strategy is being asked; JobRaised comes next, if the strategy lets it."""
+
+    slot: str
+    child: int
+    nonce: int
+    reason: str
+    error: Mapping[str, Any]
+    wall_s: float
+    cpu_s: float
+    max_rss: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobRaised:
     """The handler raised, or what it returned cannot be stored (``reason`` says which), and the strategy was asked.
 
@@ -200,6 +214,16 @@ class JobRaised:
     max_rss: int
     clean: bool
     worked_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackBegun:
+    """The child begins to call failed_attempt or failed_job."""
+
+    slot: str
+    child: int
+    nonce: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,7 +493,7 @@ class SendPostmortem:
     nonce: int
     job: Job
     limits: Limits
-    death: Mapping[str, Any]  # reason ("timeout", "memory", "crash", "lost", …) and its facts
+    death: Mapping[str, Any]  # reason ("timeout", "memory", "crash", "lost", …) and its facts; ask: the strategy too?
 
 
 @dataclass(frozen=True, slots=True)
@@ -703,7 +727,9 @@ GangEvent = (
     | ChildBootFailed
     | JobStarted
     | JobReturned
+    | StrategyAsked
     | JobRaised
+    | CallbackBegun
     | CallbacksDone
     | ChildExited
     | ChildUnkillable

@@ -22,6 +22,16 @@ from ganger.core.ladder import Ladder, Step
 from ganger.core.rules import Rules
 from ganger.core.slot import Slot, State
 
+_OfRun = (
+    m.JobStarted
+    | m.JobReturned
+    | m.StrategyAsked
+    | m.JobRaised
+    | m.CallbackBegun
+    | m.CallbacksDone
+    | m.Verdict
+    | m.MemoryHeld
+)
 Settle = Callable[[m.Outcome, "tuple[str, dict[str, Any]] | None"], None]
 
 
@@ -73,6 +83,7 @@ class Pool:
         run = Run(job, self.nonces, jobs.limits(job, declared, self.rules), now.boot, now.mono)
         slot.run = run
         if job.losses >= self.rules.max_losses:
+            run.failed = "lost"
             run.death = {"reason": "lost", "losses": job.losses}
             self.out(m.Emit("job-lost", {**self._about(slot), "losses": job.losses}))
         if slot.state is State.IDLE and job.fresh and slot.jobs_run:
@@ -99,7 +110,7 @@ class Pool:
         run = slot.run
         if run is None or run.phase is RunPhase.OVER or run.reason == FENCED:
             return
-        if run.phase is not RunPhase.RUNNING or run.death is not None:
+        if run.phase is not RunPhase.RUNNING:
             self._order_beside_handler(slot, run, reason, now)
             return
         grace = run.limits.grace if grace is None else grace
@@ -122,6 +133,8 @@ class Pool:
         elif reason not in CANCELS:  # a cancel comes too late: the attempt is over, and storing it will cancel it
             run.reason = reason
             run.outcome = jobs.interrupted(run)
+            run.calls = ()
+            run.enter(RunPhase.OVER, now.mono)
             if reason != FENCED:
                 self._tell_interrupted(slot, run)
             self._kill(slot, now)
@@ -133,6 +146,7 @@ class Pool:
             self._cancel(slot, run, reason)
         elif run.death is not None:
             run.outcome = jobs.interrupted(run)
+            run.calls = ()
             self._tell_interrupted(slot, run)
         else:
             self._release(slot, run)
@@ -292,16 +306,28 @@ class Pool:
         if run.limits.memory is not None:
             self.watch(slot)
 
+    def strategy_asked(self, event: m.StrategyAsked, now: m.Now) -> None:
+        """The handler has ended, so its limits are over; the strategy has one of its own."""
+        slot, run = self._run_of(event)
+        if run is None or slot.state is not State.BUSY or run.phase not in (RunPhase.RUNNING, RunPhase.ASKING):
+            return
+        if run.phase is RunPhase.RUNNING:
+            self._note(run, event)
+            if run.reason in (None, *LIMITS):
+                self._failed(slot, run, run.reason or event.reason)
+            run.enter(RunPhase.ASKING, now.mono)
+        slot.limit_at = now.mono + self.rules.callback_timeout + bounds.ASK_SLACK
+
     def job_returned(self, event: m.JobReturned, now: m.Now) -> None:
         slot, run = self._run_of(event)
-        if run is None or run.phase is not RunPhase.RUNNING or run.death is not None:
+        if run is None or run.phase is not RunPhase.RUNNING:
             return
         self._note(run, event)
         run.stays = self._may_stay(run, event)
         if run.reason in LIMITS:
             # The limit passed before the result came; whether it is tried again, a fresh child says.
             run.death = self._death(run, run.reason)
-            self._tell_failure(slot, run, run.reason, run.death)
+            self._failed(slot, run, run.reason)
         elif run.reason in CANCELS:
             self._cancel(slot, run, run.reason)
         elif run.reason != FENCED:
@@ -312,15 +338,13 @@ class Pool:
 
     def job_raised(self, event: m.JobRaised, now: m.Now) -> None:
         slot, run = self._run_of(event)
-        if run is None or run.phase is not RunPhase.RUNNING:
+        if run is None or run.phase not in (RunPhase.RUNNING, RunPhase.ASKING):
             return
         if slot.state is State.DYING and run.reason not in (*CANCELS, "shutdown"):
             return  # the kill is under way: a post-mortem will ask again
-        if run.death is None:
+        if run.phase is RunPhase.RUNNING:
             self._note(run, event)
-            run.error = event.error
         run.stays = self._may_stay(run, event)
-        names: tuple[str, ...] = ()
         if run.reason in CANCELS:
             self._cancel(slot, run, run.reason)
         elif run.reason == "shutdown" and event.interrupted and run.death is None:
@@ -331,13 +355,20 @@ class Pool:
             run.outcome = jobs.interrupted(run)
             self._tell_interrupted(slot, run, event)
         elif run.reason != FENCED:
-            names = self._fail(slot, run, event)
+            self._fail(slot, run, event)
         if slot.state is State.BUSY:
             run.enter(RunPhase.CALLING, now.mono)
             slot.limit_at = now.mono + self.rules.callback_timeout
-            self.out(m.SendCallbacks(slot.name, slot.child, run.nonce, names))
+            self.out(m.SendCallbacks(slot.name, slot.child, run.nonce, run.calls))
         else:
             run.enter(RunPhase.OVER, now.mono)
+
+    def callback_begun(self, event: m.CallbackBegun, now: m.Now) -> None:
+        slot, run = self._run_of(event)
+        if run is None or run.phase is not RunPhase.CALLING or slot.state is not State.BUSY:
+            return
+        run.calls = tuple(name for name in run.calls if name != event.name)
+        slot.limit_at = now.mono + self.rules.callback_timeout
 
     def callbacks_done(self, event: m.CallbacksDone, now: m.Now) -> None:
         slot, run = self._run_of(event)
@@ -345,6 +376,7 @@ class Pool:
             return
         for name, error in event.errors.items():
             self.out(m.Emit(f"{name.replace('_', '-')}-error", {**self._about(slot), "error": error}))
+        run.calls = ()
         run.enter(RunPhase.OVER, now.mono)
         self._let_go(slot, run, now)
 
@@ -429,8 +461,7 @@ class Pool:
             if run.death is None:
                 self._release(slot, run)
             else:
-                self._strategy_lost(slot, run, "no child could be started to ask the retry strategy")
-                self._settle(slot, run)
+                self._abandon(slot, run, "no child could be started for it")
 
     def _waits_until(self, run: Run) -> float:
         """How long a run may wait for a child; a post-mortem longer than a job, which another slot could take."""
@@ -452,12 +483,10 @@ class Pool:
         elif slot.state is State.BUSY and run is not None and run.phase is RunPhase.SENT:
             self._replace_idle(slot, run, now)
         elif slot.state is State.BUSY and run is not None and run.phase is RunPhase.CALLING:
-            late = {"message": f"the callbacks took longer than {self.rules.callback_timeout:g} s"}
-            self.out(m.Emit("callback-error", {**self._about(slot), "error": late}))
+            self._callback_lost(slot, run, f"it took longer than {self.rules.callback_timeout:g} s")
             run.enter(RunPhase.OVER, now.mono)
             self._kill(slot, now)
-        elif slot.state is State.BUSY and run is not None and run.death is not None:
-            # A post-mortem in which the strategy does not end: no retry.
+        elif slot.state is State.BUSY and run is not None and run.phase is RunPhase.ASKING:
             self._strategy_lost(slot, run, f"the retry strategy took longer than {self.rules.callback_timeout:g} s")
             run.enter(RunPhase.OVER, now.mono)
             self._kill(slot, now)
@@ -505,9 +534,9 @@ class Pool:
             self.out(m.Emit("handling-job", self._about(slot)))
             self.out(m.SendJob(slot.name, slot.child, run.nonce, run.job, run.limits))
         else:
-            run.enter(RunPhase.RUNNING, now.mono)
+            run.enter(RunPhase.ASKING, now.mono)
             slot.jobs_run += 1
-            slot.limit_at = now.mono + self.rules.callback_timeout
+            slot.limit_at = now.mono + self.rules.callback_timeout + bounds.ASK_SLACK
             self.out(m.SendPostmortem(slot.name, slot.child, run.nonce, run.job, run.limits, run.death))
 
     def _climb(self, slot: Slot, run: Run, now: m.Now) -> None:
@@ -565,9 +594,11 @@ class Pool:
 
     # ---- endings ---------------------------------------------------------------------------------------------------
 
-    def _note(self, run: Run, event: m.JobReturned | m.JobRaised) -> None:
-        """Keep what the child measured."""
+    def _note(self, run: Run, event: m.JobReturned | m.StrategyAsked | m.JobRaised) -> None:
+        """Keep what the child tells of a handler that has ended."""
         run.limit_at = None
+        if not isinstance(event, m.JobReturned):
+            run.error = event.error
         run.facts |= {"wall_s": event.wall_s, "cpu_s": event.cpu_s, "max_rss": event.max_rss}
 
     def _may_stay(self, run: Run, event: m.JobReturned | m.JobRaised) -> bool:
@@ -585,20 +616,14 @@ class Pool:
 
     def _after_child(self, slot: Slot, run: Run, exit: m.Exit, now: m.Now) -> None:
         """Nothing of the run's child is left. Settle, or find out what its death means."""
-        if run.phase is RunPhase.CALLING and run.reason in (None, *LIMITS):
-            died = {"message": f"the child died while it ran the callbacks ({how(exit)})"}
-            self.out(m.Emit("callback-error", {**self._about(slot), "error": died}))
-        if run.outcome is not None or run.reason == FENCED:
+        if run.reason == FENCED:
             self._settle(slot, run)
-        elif run.phase is RunPhase.OVER:
-            self._ask_postmortem(slot, run, now)
         elif run.phase is RunPhase.SENT:
             self._died_unstarted(slot, run)
-        elif run.death is not None:
-            self._strategy_lost(slot, run, f"the child that asked the retry strategy died ({how(exit)})")
-            self._settle(slot, run)
-        else:
+        elif run.phase is RunPhase.RUNNING:
             self._died_running(slot, run, exit, now)
+        else:
+            self._died_afterwards(slot, run, exit, now)
 
     def _cancel(self, slot: Slot, run: Run, reason: str) -> None:
         run.outcome = jobs.cancelled(run, reason)
@@ -630,12 +655,31 @@ class Pool:
         else:
             reason = run.reason or "crash"
             run.death = self._death(run, reason, exit)
-            self._tell_failure(slot, run, reason, run.death)
+            self._failed(slot, run, reason)
             self._ask_postmortem(slot, run, now)
+
+    def _died_afterwards(self, slot: Slot, run: Run, exit: m.Exit, now: m.Now) -> None:
+        """The handler had ended. What strategy or callback took with it gets another child."""
+        if run.phase is RunPhase.ASKING and run.reason in CANCELS:
+            self._cancel(slot, run, str(run.reason))
+        elif run.phase is RunPhase.ASKING and run.reason == "shutdown":
+            run.outcome = jobs.interrupted(run)
+            self._tell_interrupted(slot, run)
+        elif run.phase is RunPhase.ASKING:
+            self._strategy_lost(slot, run, f"the child that asked the retry strategy died ({how(exit)})")
+        elif run.phase is RunPhase.CALLING:
+            self._callback_lost(slot, run, f"the child that called it died ({how(exit)})")
+        if run.outcome is not None and "failed_job" not in run.calls:
+            self._settle(slot, run)
+        elif run.postmortems < bounds.POSTMORTEMS:
+            self._ask_postmortem(slot, run, now)
+        else:
+            self._abandon(slot, run, f"{run.postmortems} children died over it")
 
     def _ask_postmortem(self, slot: Slot, run: Run, now: m.Now) -> None:
         """The run stays in its slot, for the next child to be asked about it."""
         run.enter(RunPhase.WAITING, now.mono)
+        run.postmortems += 1
         run.ordered = False
         if slot.state is not State.QUARANTINED:
             return
@@ -643,8 +687,7 @@ class Pool:
         other = self._place_for(run.job, slot.lane)
         if other is None:
             slot.run = run
-            self._strategy_lost(slot, run, "no slot is left in which the retry strategy could be asked")
-            self._settle(slot, run)
+            self._abandon(slot, run, "no slot is left for it")
             return
         other.run = run
         if other.state is State.IDLE:
@@ -652,34 +695,58 @@ class Pool:
 
     def _death(self, run: Run, reason: str, exit: m.Exit | None = None) -> dict[str, Any]:
         death: dict[str, Any] = {"reason": reason, "timeout": run.limits.timeout, "memory": run.limits.memory}
-        death["held"] = run.facts.pop("held", None)
+        death["held"] = run.facts.get("held")
         if exit is not None:
             death |= {"exit_code": exit.exit_code, "term_signal": exit.term_signal}
         return death
 
-    def _fail(self, slot: Slot, run: Run, event: m.JobRaised) -> tuple[str, ...]:
-        """The attempt failed. Decide what follows, and say which callbacks to run."""
-        reason = run.reason if run.reason in LIMITS else event.reason
-        if run.death is None:
-            death = self._death(run, reason) if reason in LIMITS else {}
-            self._tell_failure(slot, run, reason, death, event.error)
-        else:
-            reason = str(run.death["reason"])
-            run.error = event.error
+    def _failed(self, slot: Slot, run: Run, reason: str) -> None:
+        """Tell how the attempt failed, and remember it."""
+        run.failed = reason
+        told: dict[str, Any] = {"wall_s": run.facts.get("wall_s"), "error": run.error}
+        if reason in LIMITS:
+            told[reason] = getattr(run.limits, reason)
+        told |= {key: (run.death or {}).get(key) for key in ("exit_code", "term_signal")}
+        told["held"] = run.facts.pop("held", None)
+        told = {key: value for key, value in told.items() if value is not None}
+        self.out(m.Emit(jobs.ENDINGS[reason].event, {**self._about(slot, run), **told}))
+
+    def _fail(self, slot: Slot, run: Run, event: m.JobRaised) -> None:
+        """A child has asked the strategy, or answers a post-mortem. Decide what follows and which callbacks run."""
+        if run.outcome is not None:
+            return  # decided before, in a child that died before it called failed_job
+        if run.failed is None:
+            self._failed(slot, run, run.reason if run.reason in LIMITS else event.reason)
+        run.error = event.error
         if event.strategy_error is not None:
             self.out(m.Emit("retry-strategy-error", {**self._about(slot), "error": event.strategy_error}))
-        self._decide(slot, run, reason, event.strategy)
+        self._decide(slot, run, event.strategy)
         retried = isinstance(run.outcome, m.Retry)
-        return ("failed_attempt",) if retried else ("failed_attempt", "failed_job")
+        run.calls = ("failed_attempt",) if retried else ("failed_attempt", "failed_job")
 
     def _strategy_lost(self, slot: Slot, run: Run, message: str) -> None:
-        assert run.death is not None
-        error = {"type": "RetryStrategyLost", "message": message}
-        self.out(m.Emit("retry-strategy-error", {**self._about(slot), "error": error}))
-        self._decide(slot, run, str(run.death["reason"]), None)
+        """The strategy hangs or took its child with it. It is not asked again; the callbacks still have their turn."""
+        self.out(m.Emit("retry-strategy-error", {**self._about(slot), "error": {"message": message}}))
+        self._ask_no_more(run)
 
-    def _decide(self, slot: Slot, run: Run, reason: str, strategy: m.Strategy | None) -> None:
-        failure = jobs.failed(run, reason, strategy, self.rules)
+    def _callback_lost(self, slot: Slot, run: Run, message: str) -> None:
+        self.out(m.Emit("callback-error", {**self._about(slot), "error": {"message": message}}))
+        self._ask_no_more(run)
+
+    def _ask_no_more(self, run: Run) -> None:
+        run.death = {**(run.death or {"reason": run.failed, "error": run.error}), "ask": False}
+
+    def _abandon(self, slot: Slot, run: Run, message: str) -> None:
+        """There is nobody to ask the strategy or to call failed_job."""
+        name = "retry-strategy-error" if run.outcome is None else "callback-error"
+        self.out(m.Emit(name, {**self._about(slot), "error": {"message": message}}))
+        if run.outcome is None:
+            self._decide(slot, run, None)
+        self._settle(slot, run)
+
+    def _decide(self, slot: Slot, run: Run, strategy: m.Strategy | None) -> None:
+        assert run.failed is not None
+        failure = jobs.failed(run, run.failed, strategy, self.rules)
         run.outcome = failure.outcome
         about = {**self._about(slot), "retries_left": failure.retries_left}
         if failure.delay is None:
@@ -696,16 +763,6 @@ class Pool:
 
     # ---- words -----------------------------------------------------------------------------------------------------
 
-    def _tell_failure(
-        self, slot: Slot, run: Run, reason: str, death: Mapping[str, Any], error: Mapping[str, Any] | None = None
-    ) -> None:
-        told = {key: death.get(key) for key in ("exit_code", "term_signal", "held")}
-        told |= {"wall_s": run.facts.get("wall_s"), "error": error}
-        if reason in LIMITS:
-            told[reason] = getattr(run.limits, reason)
-        told = {key: value for key, value in told.items() if value is not None}
-        self.out(m.Emit(jobs.ENDINGS[reason].event, {**self._about(slot, run), **told}))
-
     def _tell_interrupted(self, slot: Slot, run: Run, event: m.JobRaised | None = None) -> None:
         if event is None or event.clean_interrupt:
             self.out(m.Emit("job-interrupted", self._about(slot, run)))
@@ -719,9 +776,7 @@ class Pool:
         pid = slot.pid if run is None else run.facts.get("pid", slot.pid)  # a post-mortem tells of another process
         return {**about, "slot": slot.name, "pid": pid}
 
-    def _run_of(
-        self, event: m.JobStarted | m.JobReturned | m.JobRaised | m.CallbacksDone | m.Verdict | m.MemoryHeld
-    ) -> tuple[Slot, Run | None]:
+    def _run_of(self, event: _OfRun) -> tuple[Slot, Run | None]:
         """The run that a message speaks of, if the slot still has it."""
         slot = self.slots[event.slot]
         run = slot.run
@@ -739,7 +794,9 @@ class Pool:
         m.ChildUnkillable: child_unkillable,
         m.JobStarted: job_started,
         m.JobReturned: job_returned,
+        m.StrategyAsked: strategy_asked,
         m.JobRaised: job_raised,
+        m.CallbackBegun: callback_begun,
         m.CallbacksDone: callbacks_done,
         m.Verdict: verdict,
         m.MemoryHeld: memory_held,

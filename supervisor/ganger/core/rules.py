@@ -42,6 +42,8 @@ class Rules:
 START_LIMIT = 10.0  # a job sent to an idle child must have started
 WATCH_AFTER = 0.25  # a run this old is worth watching; a shorter one never wakes its warden
 LEAVE_LIMIT = 6.0  # a retired child flushes (5 s at most) and exits
+POSTMORTEMS = 3  # of one run: a strategy, then a callback may take the child with them, then failed_job has its turn
+ASK_SLACK = 1.0  # a strategy that can be interrupted ends by itself at callback_timeout
 KILL_PATIENCE = 0.5  # a warden acknowledges a kill, then gets SIGCONT, then is killed itself
 BURY_LIMIT = 10.0  # what is then still there is unkillable
 CLOSE_LIMIT = 5.0  # wardens and template leave when asked
