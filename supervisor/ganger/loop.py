@@ -94,9 +94,18 @@ class Loop:
         self._reap_at = 0.0
         selector.register(inbox.fileno(), EVENT_READ, inbox.hush)
 
-    def run(self, asked: Callable[[float], Iterable[str]] = lambda now: ()) -> int:
-        """Run until the core says Finish, and return its exit code. ``asked`` is read after every wait."""
+    def run(
+        self,
+        asked: Callable[[float], Iterable[str]] = lambda now: (),
+        started: Callable[[], object] = lambda: None,
+    ) -> int:
+        """Run until the core says Finish, and return its exit code. ``asked`` is read after every wait.
+
+        ``started`` is called when the template has been exec'd: an application that forks in the middle of that would
+        keep the pipe open that subprocess reads until then, and so stop this thread for as long as its fork lives.
+        """
         self._do(self.machine.start(clock()))
+        started()
         while self._exit_code is None:
             now = clock()
             due = self.machine.deadline(now)

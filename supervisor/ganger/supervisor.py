@@ -203,9 +203,8 @@ class Supervisor:
             if signals is not None:
                 selector.register(signals, EVENT_READ, lambda: None)
             self._running = inbox
-            started()
             try:
-                return loop.run(signals.asked if signals is not None else _nobody)
+                return loop.run(signals.asked if signals is not None else _nobody, started)
             except Exception:
                 events.emit("job-worker-error", error=traceback.format_exc())
                 return 1
