@@ -141,16 +141,16 @@ def test_a_fork_of_the_application_that_embeds_a_supervisor_keeps_nothing_of_it_
     stage.handlers(HANDLERS)
     (stage.folder / "application.py").write_text(APPLICATION)
     application = stage.launch(sys.executable, "application.py")
-    for job_type in BUSY:
-        stage.enqueue(job_type)
-    stage.wait_lines("began", 4)
-    stage.wait_lines("grandchildren", 2)
-    (template,) = application.processes("template")
-    (fork,) = (each for each in psutil.Process(application.pid).children() if each.pid != template.pid)
-    below = [template.pid, *(process.pid for process in tree(template.pid))]
     try:
+        for job_type in BUSY:
+            stage.enqueue(job_type)
+        stage.wait_lines("began", 4)
+        stage.wait_lines("grandchildren", 2)
+        (template,) = application.processes("template")
+        (fork,) = (each for each in psutil.Process(application.pid).children() if each.pid != template.pid)
+        below = [template.pid, *(process.pid for process in tree(template.pid))]
         application.send(signal.SIGKILL)
         nothing_left([*below, *(int(pid) for pid in stage.lines("grandchildren"))], GONE)
         assert alive(fork.pid)
     finally:
-        fork.kill()
+        os.killpg(application.pid, signal.SIGKILL)

@@ -165,7 +165,7 @@ def test_the_jobs_of_a_stopped_supervisor_are_killed_before_anybody_else_runs_th
 
     first.send(signal.SIGCONT)
     first.expect("lease-lost")
-    first.expect("supervisor-started", count=2, released=0)
+    first.expect("supervisor-started", count=2)
     assert second.stop() == 0
     job_id = told.enqueue("short")
     assert told.archived(job_id)["attempts"] == 1
