@@ -89,6 +89,7 @@ class World:
 
     def __init__(self, seed: int, machine: type[Machine] = Machine) -> None:
         self.rng = random.Random(seed)
+        self.aside = random.Random(f"{seed}, beside the handlers")  # what strategies and callbacks do
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.serial = 0
@@ -112,6 +113,8 @@ class World:
         self.given: set[UUID] = set()  # runs that the core was told of and has not settled
         self.sent: set[UUID] = set()  # runs that were sent to a child
         self.crashed: set[UUID] = set()  # runs that ended their child by themselves, which had run nothing else
+        self.raised: set[UUID] = set()  # runs whose handler raised, and whose strategy began to be asked
+        self.called: set[UUID] = set()  # runs whose failed_job began
         self.over: set[UUID] = set()  # runs of which it had heard the end
         self.lost: set[UUID] = set()  # runs that were not over when it lost its lease
         self.waiting_writes: list[Callable[[], None]] = []
@@ -443,7 +446,11 @@ class World:
         wall = self.now - child.began
         child.nonce = 0
         if behaviour.ends == "raise" or interrupted:
-            self._post(self._raised(warden.slot, child, nonce, behaviour, interrupted, wall))
+            raised = self._raised(warden.slot, child, nonce, behaviour, interrupted, wall)
+            if not interrupted and self.aside.random() < 0.7:
+                self._ask_strategy(warden, child, raised)
+            else:
+                self._post(raised)
         else:
             child.job = None
             clean = behaviour.clean
@@ -461,6 +468,20 @@ class World:
             strategy, wrong, wall, wall, 1, behaviour.clean, wall,
         )  # fmt: skip
 
+    def _ask_strategy(self, warden: Warden, child: Child, raised: m.JobRaised) -> None:
+        assert child.job is not None
+        self.raised.add(child.job.run_id)
+        about = (raised.slot, raised.child, raised.nonce, raised.reason, raised.error)
+        self._post(m.StrategyAsked(*about, raised.wall_s, raised.cpu_s, raised.max_rss))
+        how = self.aside.choice(["fine"] * 8 + ["hang", "crash"])
+        if how == "crash":
+            self._dies_soon(warden, child)
+        elif how == "fine":
+            self._post(raised)
+
+    def _dies_soon(self, warden: Warden, child: Child) -> None:
+        self.soon(lambda: self._child_ends(warden, m.Exit(exit_code=3)) if warden.child is child else None)
+
     def _note_end(self, job: m.Job) -> None:
         if not self._frozen():
             self.over.add(job.run_id)
@@ -477,8 +498,12 @@ class World:
             if child.alive and not child.dying:
                 self._post(self._raised(command.slot, child, command.nonce, behaviour, False, 0.0))
 
-        if behaviour.callbacks == "crash" and self.rng.random() < 0.3:
-            self.soon(lambda: self._child_ends(warden, m.Exit(exit_code=3)) if warden.child is child else None)
+        if command.death.get("ask") is False:  # strategies are what hangs and crashes here
+            behaviour.strategy = None
+            behaviour.strategy_error = False
+            self.soon(answer)
+        elif behaviour.callbacks == "crash" and self.rng.random() < 0.3:
+            self._dies_soon(warden, child)
         elif behaviour.callbacks != "hang":
             self.soon(answer)
 
@@ -487,6 +512,22 @@ class World:
         if child is None or warden is None:
             return
         how = child.behaviour.callbacks if child.behaviour is not None and command.names else "fine"
+        bad = self.aside.choice(command.names) if command.names else ""
+        names = list(command.names)
+
+        def go_on() -> None:
+            if not child.alive or child.dying:
+                return
+            if names:
+                self._begin_callback(command, child, names[0])
+            if names and names[0] == bad and how == "crash":
+                self._dies_soon(warden, child)
+            elif names and names.pop(0) == bad and how == "hang":
+                pass
+            elif names:
+                self.soon(go_on)
+            else:
+                self.soon(done)
 
         def done() -> None:
             if child.alive and not child.dying:
@@ -496,10 +537,15 @@ class World:
                 errors = {name: {"message": "z"} for name in command.names} if how == "raise" else {}
                 self._post(m.CallbacksDone(command.slot, child.number, command.nonce, errors))
 
-        if how == "crash":
-            self.soon(lambda: self._child_ends(warden, m.Exit(exit_code=3)) if warden.child is child else None)
-        elif how != "hang":
-            self.soon(done)
+        self.soon(go_on)
+
+    def _begin_callback(self, command: m.SendCallbacks, child: Child, name: str) -> None:
+        assert child.job is not None
+        self._post(m.CallbackBegun(command.slot, child.number, command.nonce, name))
+        if name == "failed_job":
+            if child.job.run_id in self.called:
+                raise Violation("failed_job was called twice")
+            self.called.add(child.job.run_id)
 
     def _watch(self, command: m.Watch) -> None:
         _, child = self._child(command)
@@ -759,10 +805,24 @@ class World:
             self.soon(lambda: self.down or self._post(m.IdleSaid(1)))
 
     def _archive(self, command: m.Archive) -> None:
+        if command.status == "failure" and command.run_id not in self.called and not self._nobody_to_ask(command):
+            raise Violation("a job has failed, and failed_job was not called")
+        if command.run_id in self.raised and command.reason == "crash":
+            raise Violation("a crash of its strategy was blamed on the job")
         self._outcome(command, lambda row: self._archive_row(row, command))
 
+    def _nobody_to_ask(self, command: m.Archive) -> bool:
+        """Whether it was told that there is no child in which failed_job could be called."""
+        errors = [
+            data["error"]["message"]
+            for _, name, data in self.told
+            if data.get("job_id") == str(command.job_id) and name in ("callback-error", "retry-strategy-error")
+        ]
+        return bool(errors) and any(word in errors[-1] for word in ("no child", "no slot", "children died"))
+
     def _retry(self, command: m.Retry) -> None:
-        if command.run_id in self.crashed and command.crash != 1:
+        by_limit = command.entry["reason"] in ("timeout", "memory")  # ordered before it crashed
+        if command.run_id in self.crashed and command.crash != 1 and not by_limit:
             raise Violation("a crash was not counted")
 
         def write(row: Row) -> None:

@@ -138,6 +138,19 @@ def does_not_count_crashes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(jobs.ENDINGS, "crash", jobs.Ending("job-crashed", crash=0))
 
 
+def forgets_failed_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that dies in failed_attempt takes the call of failed_job with it."""
+
+    def lose(self: Pool, slot: Slot, run: Run, message: str) -> None:
+        run.calls = ()
+
+    monkeypatch.setattr(Pool, "_callback_lost", lose)
+
+
+def blames_the_job_for_its_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(Pool.HANDLERS, m.StrategyAsked, lambda *_: None)
+
+
 BROKEN: list[Callable[[pytest.MonkeyPatch], None]] = [
     settles_twice,
     drops_a_release,
@@ -149,6 +162,8 @@ BROKEN: list[Callable[[pytest.MonkeyPatch], None]] = [
     kills_whatever_runs,
     settles_before_the_burial,
     does_not_count_crashes,
+    forgets_failed_job,
+    blames_the_job_for_its_strategy,
 ]
 
 
