@@ -284,7 +284,7 @@ def test_outcomes_are_stored_at_the_end_when_the_database_is_back_in_time(server
     come_back(server, own)
     assert supervisor.ended() == 0
     ran_once(own, job_id)
-    supervisor.order("shutting-down", "database-back", "outcome-stored", "job-finished", "completed-shutdown")
+    supervisor.order("shutting-down", "outcome-stored", "job-finished", "completed-shutdown")
     assert own.rows("SELECT count(*) FROM proletarian.supervisor") == [(0,)]
 
 
