@@ -144,11 +144,10 @@ class Machine:
         """After a lost lease, once nothing that ran under it is left."""
         if self.book.former is None or self.book.registering is not None or self.closing_at is not None:
             return
-        if self.book.owed:  # registering releases our former rows: what was finished is to be stored before
+        if self.pool.runs or self.book.owed:  # registering releases our former rows: first is stored what was finished
             return
-        if not any(run.reason == FENCED for _, run in self.pool.runs):
-            self.commands.append(m.Trust(float("inf")))  # nothing runs: the wardens need not kill
-            self.book.register(now)
+        self.commands.append(m.Trust(float("inf")))  # nothing runs: the wardens need not kill
+        self.book.register(now)
 
     # ---- events of the database ------------------------------------------------------------------------------------
 
@@ -158,7 +157,7 @@ class Machine:
             self.closing_at = now.mono
             self.commands.append(m.Deregister(event.supervisor_id))
             return
-        self._emit("supervisor-started", supervisor_id=event.supervisor_id, released=event.released)
+        self._emit("supervisor-started", supervisor_id=event.supervisor_id, released=event.released or None)
 
     def _claimed(self, event: m.Claimed, now: m.Now) -> None:
         wanted = self.book.claimed(event, now) and self.phase is Phase.RUNNING and self.book.lease.trusted(now.boot)
@@ -368,7 +367,8 @@ class Machine:
     def _leaves_at(self) -> float:
         """When to leave whatever is left. Rows that only the end of our registration gives back are waited for like
         outcomes that are not stored."""
-        assert self.closing_at is not None and self.settled_at is not None
+        assert self.closing_at is not None
+        assert self.settled_at is not None
         limit = self.closing_at + bounds.CLOSE_LIMIT
         return limit if self.book.unsure is None else max(limit, self.settled_at + self.rules.store_timeout)
 
