@@ -59,6 +59,12 @@ class Terminal:
     def ctrl_c(self) -> None:
         self.press("\x03")
 
+    def hang_up(self, limit: float = 30.0) -> int:
+        """Close the terminal, as one closes its window, and wait for the program's end; its exit code."""
+        os.close(self._screen)
+        self._screen = -1
+        return self.process.wait(limit)
+
     def leave(self, limit: float = 30.0) -> int:
         """Read on until the program has ended; its exit code."""
         until = time.monotonic() + limit
@@ -89,4 +95,5 @@ class Terminal:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        os.close(self._screen)
+        if self._screen >= 0:
+            os.close(self._screen)
