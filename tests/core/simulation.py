@@ -802,7 +802,7 @@ class World:
 
     def _sayidle(self, command: m.SayIdle) -> None:
         if command.seconds:
-            self.soon(lambda: self.down or self._post(m.IdleSaid(1)))
+            self._write(lambda: self._post(m.IdleSaid(1)))
 
     def _archive(self, command: m.Archive) -> None:
         if command.status == "failure" and command.run_id not in self.called and not self._nobody_to_ask(command):

@@ -105,9 +105,7 @@ class Channel:
     def close(self) -> None:
         self.sock.close()
 
-    def send(
-        self, op: str, body: bytes = b"", fds: Sequence[int] = (), *, wait: bool = False, **fields: Any
-    ) -> bool:
+    def send(self, op: str, body: bytes = b"", fds: Sequence[int] = (), *, wait: bool = False, **fields: Any) -> bool:
         """Send one message.
 
         Returns False where the other end is gone, or where its queue is full and ``wait`` is not set. Raises
