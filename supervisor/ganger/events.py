@@ -46,6 +46,7 @@ EVENTS: Final[dict[str, Wording]] = {
     "completed-shutdown": Wording("info", "after {wall_s}|outcomes not stored: {unstored}"),
     "reloading": Wording("info", ""),
     "state-dump": Wording("info", ""),
+    "titles-not-shown": Wording("warning", "{error}"),
     "callback-error": Wording("error", "{callback} raised|{error}"),
     "events-dropped": Wording("warning", "{count} lines, because nobody read them in time"),
     # a job's life

@@ -147,7 +147,9 @@ class Supervisor:
         events = Events(config.log_format, config.log_level, log=config.log)
         callbacks = Callbacks(events)
         try:
-            titles.prepare(keep_environ=config.keep_environ)
+            titles.prepare(
+                keep_environ=config.keep_environ, warn=lambda error: events.emit("titles-not-shown", error=error)
+            )
             place = self._reach_database(events, signals)
             if place is None:  # asked to stop while waiting for it
                 return 0

@@ -15,7 +15,6 @@ This file may not know where the numbers come from.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -30,6 +29,7 @@ _WORD: Final = 60  # characters of a job type, a slot, a name: so that what foll
 
 _set_title: Callable[[str], object] | None = None
 _prepared = False
+_warn: Callable[[str], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,21 +182,23 @@ def _decoded(word: str) -> str:
 # Show
 
 
-def prepare(*, keep_environ: bool = False) -> bool:
+def prepare(*, keep_environ: bool = False, warn: Callable[[str], object] | None = None) -> bool:
     """Load setproctitle, before any user code could hide it; ``show`` does so where it was not done.
 
     ``keep_environ`` leaves ``/proc/PID/environ`` as it is, at the price of shorter titles. Returns whether titles
-    can be shown; where they cannot, one warning is logged, and that is all.
+    can be shown; where they cannot, ``warn`` is told why, once, and that is all. (The supervisor warns; the processes
+    below it have the same setproctitle, or none, and are silent.)
     """
-    global _set_title, _prepared
+    global _set_title, _prepared, _warn
     if not _prepared:
         _prepared = True
+        _warn = warn
         if keep_environ:
             os.environ["SPT_NOENV"] = "1"  # read by setproctitle when it first sets a title
         try:
             from setproctitle import setproctitle
         except Exception as error:
-            _warn(error)
+            _cannot(error)
         else:
             _set_title = setproctitle
     return _set_title is not None
@@ -204,16 +206,17 @@ def prepare(*, keep_environ: bool = False) -> bool:
 
 def show(title: str) -> bool:
     """Give this process a title; returns whether it was set. Never raises."""
-    global _set_title
     if not prepare() or _set_title is None:
         return False
     try:
         _set_title(title)
     except Exception as error:
-        _set_title = None
-        _warn(error)
+        _cannot(error)
     return _set_title is not None
 
 
-def _warn(error: Exception) -> None:
-    logging.getLogger("ganger").warning("process titles are not shown: %s: %s", type(error).__name__, error)
+def _cannot(error: Exception) -> None:
+    global _set_title
+    _set_title = None
+    if _warn is not None:
+        _warn(f"{type(error).__name__}: {error}")

@@ -1,0 +1,212 @@
+"""What ps and pgrep show of a supervisor at work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ganger_child import titles
+from ganger_child.titles import Title
+from tests.processes import tree, wait_until
+from tests.stories.stage import ROOT, Running, Stage
+
+HANDLERS = """
+    handlers = Handlers()
+
+    @handlers.job("compute-in-c", timeout=600, grace=60)
+    def compute_in_c(job):
+        (FOLDER / "ledger").write_text("begin\\n")
+        sum(range(10**11))
+
+    @handlers.job("sleep")
+    def sleep(job):
+        (FOLDER / "ledger").write_text("begin\\n")
+        time.sleep(60)
+
+    @handlers.job("quick")
+    def quick(job):
+        return dict(os.environ)
+"""
+
+
+def shown(supervisor: Running) -> list[str]:
+    """The lines that ``ps`` shows of a supervisor and everything below it, but for what sets no title of ours."""
+    pids = [supervisor.pid, *(process.pid for process in tree(supervisor.pid))]
+    command = ["ps", "-ww", "-o", "args=", *(str(pid) for pid in pids)]
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    return [line for line in lines if line.startswith("ganger:")]
+
+
+def picture(supervisor: Running) -> dict[str, list[Title]]:
+    """The titles by role; every line of ours can be read."""
+    by_role: dict[str, list[Title]] = {"supervisor": [], "template": [], "warden": [], "child": []}
+    for line in shown(supervisor):
+        title = titles.parse(line)
+        assert title is not None, line
+        by_role[title.role].append(title)
+    return by_role
+
+
+def see(supervisor: Running, role: str, limit: float = 10.0, **facts: Any) -> Title:
+    """Wait until a process of this role shows these facts."""
+
+    def find() -> Title | None:
+        found = picture(supervisor)[role]
+        return next((t for t in found if all(getattr(t, key) == value for key, value in facts.items())), None)
+
+    title = wait_until(find, limit, lambda: f"{role} {facts} in {shown(supervisor)}")
+    assert title is not None
+    return title
+
+
+def test_the_whole_picture(stage: Stage) -> None:
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-q", "default=2,render=1", "--name", "web1:812")
+    job_id = stage.enqueue("compute-in-c", queue="render")
+    stage.wait_lines("ledger")
+    see(supervisor, "warden", name="render/1", job_type="compute-in-c")
+    found = picture(supervisor)
+    assert {role: len(of_role) for role, of_role in found.items()} == {
+        "supervisor": 1, "template": 1, "warden": 3, "child": 3,
+    }  # fmt: skip
+    top = found["supervisor"][0]
+    assert (top.name, top.running, top.slots, top.phase) == ("web1:812", 1, 3, "running")
+    assert top.lanes == (("default", 2), ("render", 1))
+    assert found["template"][0].name == "story"
+    assert {title.name for title in found["warden"]} == {"default/1", "default/2", "render/1"}
+    for title in (see(supervisor, "warden", name="render/1"), see(supervisor, "child", name="render/1")):
+        assert (title.job_type, title.job_id, title.attempt, title.limit) == (
+            "compute-in-c", str(job_id)[-8:], 1, 600,
+        )  # fmt: skip
+    assert see(supervisor, "child", name="render/1").since
+    for role in ("warden", "child"):
+        assert see(supervisor, role, name="default/1").job_type is None
+    listed = subprocess.run(["pgrep", "-af", "^ganger:"], capture_output=True, text=True).stdout
+    assert f"{supervisor.pid} ganger: supervisor web1:812 1/3 running default=2 render=1\n" in listed
+
+
+def test_a_warden_shows_the_age_while_its_child_is_deep_in_c_code(stage: Stage) -> None:
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "1")
+    stage.enqueue("compute-in-c")
+    ages: list[float] = []
+
+    def three_more() -> bool:
+        for title in picture(supervisor)["warden"]:
+            if title.age is not None and title.age not in ages:
+                assert title.limit == 600
+                ages.append(title.age)
+        return len(ages) >= 4
+
+    wait_until(three_more, 15, lambda: f"ages {ages}")
+    assert ages == sorted(ages)
+    assert ages[-1] - ages[0] <= 9  # each second, threefold
+
+
+def test_phases_of_a_shutdown(stage: Stage) -> None:
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "1")
+    stage.enqueue("compute-in-c")
+    stage.wait_lines("ledger")
+    see(supervisor, "supervisor", phase="running", running=1)
+    supervisor.send(signal.SIGTERM)
+    see(supervisor, "supervisor", phase="draining", running=1)
+    see(supervisor, "warden", job_type="compute-in-c")
+    supervisor.send(signal.SIGINT)
+    supervisor.expect("already-shut-down")
+    wait_until(lambda: _ask_to_terminate(supervisor), 10, supervisor.story)
+    see(supervisor, "supervisor", phase="terminating", running=1)
+    assert supervisor.stop(signal.SIGQUIT) == 0
+
+
+def _ask_to_terminate(supervisor: Running) -> bool:
+    """A SIGINT counts as the second one only half a second after the first."""
+    supervisor.send(signal.SIGINT)
+    return bool(supervisor.named("ladder-step"))
+
+
+def test_idle_again_after_a_job(stage: Stage) -> None:
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "1")
+    stage.archived(stage.enqueue("quick"))
+    for role in ("warden", "child"):
+        see(supervisor, role, name="default/1", job_type=None)
+    see(supervisor, "supervisor", running=0)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_strange_job_types_cannot_break_a_line_and_payload_is_never_shown(stage: Stage, method: str) -> None:
+    job_type = "render \x1b[31m frame\n100% \x85\tdone ü"
+    stage.handlers("""
+        def handle(job_type, payload):
+            (FOLDER / "ledger").write_text("begin\\n")
+            sum(range(10**11))
+    """)
+    supervisor = stage.run("-c", "1", "--start-method", method, target="story:handle")
+    stage.enqueue(job_type, {"password": "hunter-two"})
+    stage.wait_lines("ledger")
+    for role in ("warden", "child"):
+        wait_until(lambda role=role: picture(supervisor)[role][0].job_type, 10, lambda: str(shown(supervisor)))  # type: ignore[misc]
+        assert picture(supervisor)[role][0].job_type == "render [31m frame\n100% \x85\tdone ü"
+    lines = shown(supervisor)
+    assert len(lines) == 4
+    assert all(line.isprintable() and "hunter" not in line for line in lines), lines
+    for process in tree(supervisor.pid):
+        assert b"hunter" not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+
+
+def test_a_title_has_200_characters_at_most(stage: Stage) -> None:
+    queues = ",".join(f"a-queue-with-a-rather-long-name-{number}=1" for number in range(10))
+    stage.handlers("""
+        def handle(job_type, payload):
+            (FOLDER / "ledger").write_text("begin\\n")
+            sum(range(10**11))
+    """)
+    supervisor = stage.run("-q", queues, "--name", "n" * 200, target="story:handle")
+    stage.enqueue("\u6f22" * 300, queue="a-queue-with-a-rather-long-name-3")
+    stage.wait_lines("ledger")
+    wait_until(lambda: any(title.job_type for title in picture(supervisor)["warden"]), 10, supervisor.story)
+    lines = shown(supervisor)
+    assert len(lines) == 1 + 1 + 10 + 10
+    assert max(map(len, lines)) <= 200, lines
+    assert any(" running " in line for line in lines)
+    assert sum(" attempt 1 " in line for line in lines) == 2
+
+
+def environ(pid: int) -> Mapping[bytes, bytes]:
+    data = Path(f"/proc/{pid}/environ").read_bytes()
+    return dict(entry.split(b"=", 1) for entry in data.split(b"\0") if b"=" in entry)
+
+
+def test_keep_environ_leaves_the_environment_readable(stage: Stage) -> None:
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "1", "--keep-environ", environ={"A_MARK": "readable"})
+    stage.enqueue("sleep")
+    stage.wait_lines("ledger")
+    see(supervisor, "child", job_type="sleep")
+    everybody = [supervisor.pid, *(process.pid for process in tree(supervisor.pid))]
+    assert len(everybody) == 4
+    for pid in everybody:
+        assert environ(pid)[b"A_MARK"] == b"readable"
+    assert len(shown(supervisor)) == 4
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_without_setproctitle_there_is_one_warning_and_jobs_run(stage: Stage, method: str) -> None:
+    fake = stage.folder / "fake"
+    fake.mkdir()
+    (fake / "setproctitle.py").write_text("raise ImportError('no setproctitle here')\n")
+    stage.handlers(HANDLERS)
+    path = os.pathsep.join([str(fake), str(ROOT)])
+    supervisor = stage.run("-c", "2", "--start-method", method, environ={"PYTHONPATH": path})
+    rows = [stage.archived(stage.enqueue("quick")) for _ in range(3)]
+    assert {row["status"] for row in rows} == {"success"}
+    assert supervisor.stop() == 0
+    assert [event["error"] for event in supervisor.named("titles-not-shown")] == ["ImportError: no setproctitle here"]
+    assert not supervisor.other
