@@ -292,6 +292,7 @@ def _rules(config: Config, *, until_empty: bool, job_limit: int | None) -> Rules
         recycle_after=config.recycle_after,
         boot_timeout=config.boot_timeout,
         store_timeout=config.store_timeout,
+        max_payload=config.max_payload,
         max_crashes=config.max_crashes,
         max_losses=config.max_losses,
         known_types_only=config.unknown_job_type == "leave",

@@ -25,3 +25,25 @@ def test_a_job_runs_and_its_result_is_archived(stage: Stage) -> None:
     assert supervisor.stop() == 0
     supervisor.order("shutting-down", "completed-shutdown")
     assert stage.rows("SELECT count(*) FROM proletarian.supervisor") == [(0,)]
+
+
+def test_a_payload_over_the_supervisors_limit_fails_that_job(stage: Stage) -> None:
+    stage.handlers("""
+        def failed_job(job, exception):
+            with open(FOLDER / "failed", "a") as file:
+                file.write(f"{job.type} {exception}\\n")
+
+        handlers = Handlers(failed_job=failed_job, retry_strategy=lambda job, exception: Retry(5))
+        @handlers.job("measure")
+        def measure(job):
+            return len(job.payload["text"])
+    """)
+    stage.run("-c", "1", "--max-payload", "1KiB")
+    large = stage.enqueue("measure", {"text": "x" * 2000})
+    small = stage.enqueue("measure", {"text": "x" * 500})
+    assert stage.archived(small)["result"] == 500
+    row = stage.archived(large)
+    assert (row["status"], row["reason"], row["attempts"]) == ("failure", "payload-too-large", 1)
+    assert "max_payload of 1024" in row["error"]["message"]
+    (told,) = stage.lines("failed")
+    assert told.startswith("measure the payload has 20")

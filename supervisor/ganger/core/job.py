@@ -19,6 +19,7 @@ from ganger.core.rules import Rules
 FENCED: Final = "fenced"  # the reason of a run that is not ours any more: its outcome is nobody's business
 CANCELS: Final = ("cancelled", "killed")
 LIMITS: Final = ("timeout", "memory")
+HOPELESS: Final = ("lost", "payload-too-large")  # another attempt would end the same, or take another host with it
 
 
 class Phase(Enum):
@@ -104,6 +105,7 @@ ENDINGS: Final[dict[str, Ending]] = {
     "exception": Ending("handle-job-exception"),
     "bad-result": Ending("handle-job-exception"),
     "unknown-job-type": Ending("handle-job-exception"),
+    "payload-too-large": Ending("handle-job-exception"),
     "timeout": Ending("job-timed-out"),
     "memory": Ending("job-out-of-memory"),
     "crash": Ending("job-crashed", crash=1),
@@ -123,11 +125,11 @@ class Failure:
 def failed(run: Run, reason: str, strategy: Strategy | None, rules: Rules) -> Failure:
     """Settle a failed attempt: retry it, or archive the job.
 
-    A strategy is not asked where the job has crashed ``max_crashes`` times or was lost ``max_losses`` times: such a
-    job takes children or hosts with it.
+    What a strategy says does not count where the job has crashed ``max_crashes`` times or was lost ``max_losses``
+    times (such a job takes children or hosts with it), or can never run.
     """
     job, crash = run.job, ENDINGS[reason].crash
-    exhausted = (crash and job.crashes + crash >= rules.max_crashes) or reason == "lost"
+    exhausted = (crash and job.crashes + crash >= rules.max_crashes) or reason in HOPELESS
     verdict = retry.decide(None if exhausted else strategy, job.attempts, job.losses)
     if verdict.delay is None:
         archive = Archive(job.job_id, job.run_id, "failure", reason, _facts(run), crash=crash)

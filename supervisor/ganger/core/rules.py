@@ -31,6 +31,7 @@ class Rules:
     recycle_after: float = 1.0
     boot_timeout: float = 60.0
     store_timeout: float = 60.0
+    max_payload: int = 16 << 20
     max_crashes: int = 3
     max_losses: int = 5
     known_types_only: bool = False  # unknown_job_type = "leave"
