@@ -139,7 +139,7 @@ def test_it_is_started_stopped_and_started_again_and_leaves_the_applications_sig
     assert stage.rows("SELECT count(*) FROM proletarian.supervisor") == [(0,)]
 
 
-@pytest.mark.parametrize(("how", "seconds"), [("terminate", 0.5), ("kill", 5.0)])
+@pytest.mark.parametrize(("how", "seconds"), [("terminate", 0.5), ("kill", 60.0)])
 def test_stop_can_terminate_and_can_be_waited_for_in_part(stage: Stage, how: str, seconds: float) -> None:
     running = program(stage, f"""
         supervisor = Supervisor(config(shutdown="finish", grace={seconds}))
@@ -149,7 +149,7 @@ def test_stop_can_terminate_and_can_be_waited_for_in_part(stage: Stage, how: str
         say("in part", supervisor.stop(timeout=0.5))
         began = time.monotonic()
         say("in full", supervisor.stop({how!r}))
-        say("in time", time.monotonic() - began < 4.5)
+        say("in time", time.monotonic() - began < 20)
         try: supervisor.stop("now")
         except ValueError as error: say("wrong", "now" in str(error))
     """)  # fmt: skip

@@ -224,7 +224,7 @@ def test_the_limits_of_a_job_stand_above_those_of_its_type_and_these_above_the_s
     for row, timeout in ((of_job, 0.4), (of_type, 1), (of_supervisor, 2)):
         assert row["reason"] == "timeout"
         assert f"{timeout:g} s" in row["error"]["message"]
-        assert timeout <= lasted(row) < timeout + 2
+        assert 0.9 * timeout <= lasted(row) < timeout * ALLOWANCE + 3
     assert (of_job["rung"], of_type["rung"]) == ("kill", "interrupt")
     assert of_job["timeout_s"] == 0.4
     shown = [
@@ -406,10 +406,11 @@ def test_a_job_over_its_memory_is_interrupted_and_one_far_over_it_killed_at_once
             (FOLDER / "seen").write_text(str(error)); raise
         """,
         "far-over": """
-        held = bytearray(400 << 20)
-        for at in range(0, len(held), 4096): held[at] = 1
-        try: time.sleep(60)
-        except BaseException: (FOLDER / "seen-far").write_text("interrupted"); raise
+        while True:  # it ignores the interrupt, and its grace is long: only the kill at once ends it in time
+            try:
+                held = b"x" * (400 << 20)
+                time.sleep(600)
+            except BaseException: pass
         """,
         "tree": """
         held = bytearray(150 << 20)
@@ -436,9 +437,9 @@ def test_a_job_over_its_memory_is_interrupted_and_one_far_over_it_killed_at_once
         (FOLDER / "asked").open("a").write(f"{job.type} {type(exception).__name__}\\n")
     handlers.reactions = type(handlers.reactions)(strategy, None, failed_job)
     """))  # fmt: skip
-    supervisor = stage.run("-c", "2", "--memory", "100MiB", "--grace", "5")
+    supervisor = stage.run("-c", "2", "--memory", "100MiB", "--grace", "60")
     ids = {name: stage.enqueue(name) for name in ("somewhat-over", "far-over", "tree", "tree-of-programs", "within")}
-    rungs = {"somewhat-over": "interrupt", "far-over": "kill", "tree": "kill", "tree-of-programs": None}
+    rungs = {"somewhat-over": "interrupt", "far-over": "kill", "tree": None, "tree-of-programs": None}
     for name, rung in rungs.items():
         row = stage.archived(ids[name], 60)
         assert (row["status"], row["reason"], row["attempts"], row["crashes"]) == ("failure", "memory", 1, 0), name
@@ -451,7 +452,6 @@ def test_a_job_over_its_memory_is_interrupted_and_one_far_over_it_killed_at_once
         event = supervisor.named("job-out-of-memory", job_id=str(ids[name]))[0]
         assert event["held"] > event["memory"] == 100 << 20, event
     assert sorted(stage.lines("asked")) == sorted(f"{name} JobOutOfMemory" for name in rungs)
-    assert stage.lines("seen-far") == []
     assert "104857600" in stage.lines("seen")[0]
     row = stage.archived(ids["within"], 60)
     assert (row["status"], row["result"]) == ("success", 60 << 20)
