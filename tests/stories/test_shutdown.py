@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from ganger import cancel
 from tests.stories.stage import Running, Stage
 
 HANDLERS = """
@@ -99,6 +101,47 @@ HANDLERS = """
             time.sleep(60)
         except JobInterrupted:
             raise RuntimeError("half done")
+
+    @handlers.job("looks-and-stops")
+    def looks_and_stops(job):
+        mark("begin")
+        while not job.interrupted:
+            compute(0.1)
+        mark("saw it")
+        if job.payload["how"] == "raise":
+            raise JobInterrupted("enough")
+        return "as far as I came"
+
+    @handlers.job("typed", shutdown="terminate", grace=0.5)
+    def typed(job):
+        assert job.shutdown == job.payload["shutdown"]
+        mark("begin")
+        compute(job.payload.get("seconds", 60))
+        mark("end")
+
+    @handlers.job("waits-for-a-thread")
+    def waits_for_a_thread(job):
+        thread = threading.Thread(target=compute, args=(4,))
+        thread.start()
+        mark("begin")
+        thread.join()
+        mark("end")
+
+    @handlers.job("waits-for-a-program")
+    def waits_for_a_program(job):
+        with subprocess.Popen([sys.executable, "-c", f"sum(range(10**{job.payload['power']}))"]) as program:
+            mark("begin")
+            assert program.wait() == 0
+        mark("end")
+
+    def failed_attempt(job, exception):
+        mark("callback begins")
+        time.sleep(job.payload["seconds"])
+        mark("callback ends")
+
+    @handlers.job("fails", failed_attempt=failed_attempt)
+    def fails(job):
+        raise ValueError("no")
 
     @handlers.job("ignores")
     def ignores(job):
@@ -241,8 +284,10 @@ def test_a_job_that_ignores_the_interrupt_is_awaited(stage: Stage) -> None:
     assert 1 <= stage.lines("ledger").count("ignored") <= 2  # once, and again after half the grace
 
 
-def test_shutdown_timeout_bounds_the_waiting(stage: Stage) -> None:
-    supervisor, job_id = started(stage, "compute-in-c", None, "--shutdown-timeout", "2", "--grace", "0.5")
+@pytest.mark.parametrize("policy", ["wait", "finish", "interrupt"])
+def test_shutdown_timeout_bounds_the_waiting(stage: Stage, policy: str) -> None:
+    options = ("--shutdown-timeout", "2", "--grace", "0.5")
+    supervisor, job_id = started(stage, "compute-in-c", None, *options, shutdown=policy)
     assert supervisor.stop(limit=12) == 0  # 2 + 0.5 + 1, threefold
     supervisor.order("shutting-down", "job-interrupted", "completed-shutdown")
     assert supervisor.named("ladder-step", step="kill", reason="shutdown")
@@ -262,3 +307,120 @@ def test_many_slots_are_each_treated_by_their_own_kind(stage: Stage) -> None:
         row = stage.job(job_id)
         assert row is not None
         assert (row["state"], row["attempts"]) == (1, 0)
+
+
+def test_a_job_types_policy_stands_between_the_jobs_and_the_supervisors(stage: Stage) -> None:
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "2", "--shutdown", "interrupt")
+    of_type = stage.enqueue("typed", {"shutdown": "terminate"})
+    of_job = stage.enqueue("typed", {"shutdown": "finish", "seconds": 4}, shutdown="finish")
+    stage.wait_lines("ledger", 2)
+    assert supervisor.stop() == 0
+    assert stage.archived(of_job)["status"] == "success"
+    row = stage.job(of_type)
+    assert row is not None
+    assert (row["attempts"], row["interrupts"]) == (0, 1)
+
+
+def test_a_computing_job_may_see_that_it_is_asked_to_stop(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "looks-and-stops", {"how": "raise"})
+    assert supervisor.stop(limit=9) == 0
+    supervisor.order("shutting-down", "job-interrupted", "completed-shutdown")
+    assert stage.lines("ledger") == ["begin", "saw it"]
+    is_back(stage, job_id)
+
+
+def test_to_return_is_to_have_finished(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "looks-and-stops", {"how": "return"})
+    assert supervisor.stop(limit=9) == 0
+    assert stage.archived(job_id)["result"] == "as far as I came"
+
+
+@pytest.mark.parametrize("kind", ["waits-for-a-thread", "waits-for-a-program"])
+def test_a_job_computes_as_long_as_anything_of_it_does(stage: Stage, kind: str) -> None:
+    supervisor, job_id = started(stage, kind, {"power": 8})
+    assert supervisor.stop() == 0
+    assert stage.archived(job_id)["status"] == "success"
+
+
+def test_what_an_interrupted_job_waited_for_is_ended_with_it(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "waits-for-a-program", {"power": 12}, "--shutdown", "interrupt")
+    assert supervisor.stop(limit=9) == 0
+    is_back(stage, job_id)
+
+
+def test_a_handler_that_ignores_the_interrupt_is_awaited_under_interrupt_too(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "ignores", None, "--shutdown", "interrupt")
+    assert supervisor.stop() == 0
+    assert stage.archived(job_id)["result"] == "all of it"
+
+
+def test_under_terminate_it_is_not(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "ignores", None, "--shutdown", "terminate", "--grace", "1")
+    assert supervisor.stop(limit=9) == 0
+    steps = [event["step"] for event in supervisor.named("ladder-step")]
+    assert steps == ["interrupt", "interrupt", "terminate", "kill"]
+    supervisor.order("shutting-down", "ladder-step", "job-interrupted", "completed-shutdown")
+    is_back(stage, job_id)
+
+
+def test_callbacks_run_to_their_end(stage: Stage) -> None:
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "1")
+    job_id = stage.enqueue("fails", {"seconds": 3})
+    stage.wait_lines("ledger")
+    assert supervisor.stop() == 0
+    assert stage.lines("ledger") == ["callback begins", "callback ends"]
+    row = stage.archived(job_id)
+    assert (row["status"], row["reason"], row["attempts"]) == ("failure", "exception", 1)
+    supervisor.order("handle-job-exception", "not-retrying", "shutting-down", "completed-shutdown")
+    assert not supervisor.named("job-interrupted")
+
+
+@pytest.mark.parametrize("how", ["configured", "of the job", "second Ctrl-C"])
+def test_callbacks_are_cut_short_under_terminate(stage: Stage, how: str) -> None:
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "1", *(("--shutdown", "terminate") if how == "configured" else ()))
+    job_id = stage.enqueue("fails", {"seconds": 25}, shutdown="terminate" if how == "of the job" else None)
+    stage.wait_lines("ledger")
+    supervisor.send(signal.SIGINT)
+    if how == "second Ctrl-C":
+        supervisor.expect("shutting-down")
+        time.sleep(0.6)  # sooner it is the same key press
+        assert not supervisor.named("completed-shutdown")
+        supervisor.send(signal.SIGINT)
+    assert supervisor.ended(limit=9) == 0
+    supervisor.order("handle-job-exception", "shutting-down", "job-interrupted", "completed-shutdown")
+    is_back(stage, job_id)
+
+
+def test_a_job_that_was_sent_and_did_not_start_goes_back_at_once(stage: Stage) -> None:
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "1")
+    supervisor.child().suspend()
+    job_id = stage.enqueue("sleep", {})
+    supervisor.expect("handling-job")
+    assert supervisor.stop(limit=9) == 0
+    supervisor.order("handling-job", "shutting-down", "job-released", "completed-shutdown")
+    assert stage.lines("ledger") == []
+    row = stage.job(job_id)
+    assert row is not None
+    assert (row["state"], row["attempts"], row["interrupts"]) == (1, 0, 0)
+
+
+def test_limits_hold_while_a_job_is_awaited(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "compute", {"seconds": 60}, timeout=3, grace=0.5)
+    assert supervisor.stop() == 0
+    supervisor.order("shutting-down", "job-timed-out", "completed-shutdown")
+    row = stage.archived(job_id)
+    assert (row["status"], row["reason"], row["attempts"]) == ("failure", "timeout", 1)
+
+
+def test_a_job_that_is_awaited_may_be_cancelled(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "compute", {"seconds": 60}, "--grace", "0.5")
+    supervisor.send(signal.SIGTERM)
+    supervisor.expect("shutting-down")
+    cancel(stage.conn, job_id)
+    assert supervisor.ended() == 0
+    supervisor.order("shutting-down", "job-cancelled", "completed-shutdown")
+    assert stage.archived(job_id)["status"] == "cancelled"

@@ -307,9 +307,12 @@ class Machine:
     def _drain_run(self, slot: Slot, run: Run, now: m.Now) -> None:
         """One run under its own policy."""
         assert self.asked is not None
+        if run.limits.shutdown == "terminate":
+            self.pool.order(slot, "shutdown", now)
+            return
         if run.death is not None or run.phase in AFTER_HANDLER or run.reason is not None:
             return
-        if run.phase is not RunPhase.RUNNING or run.limits.shutdown == "terminate":
+        if run.phase is not RunPhase.RUNNING:
             self.pool.order(slot, "shutdown", now)
             return
         if run.limits.shutdown in TOLD and not run.told:
