@@ -149,7 +149,7 @@ def cancelled(run: Run, reason: str) -> Archive:
 def interrupted(run: Run) -> Release:
     """Shutdown ended it: back at once, uncounted."""
     entry = {"attempt": run.job.attempts, "reason": "shutdown", **_facts(run)}
-    return Release(run.job.job_id, run.job.run_id, "shutdown", interrupted=True, entry=entry)
+    return Release(run.job.job_id, run.job.run_id, "shutdown", fresh=run.job.fresh, interrupted=True, entry=entry)
 
 
 def unstarted(run: Run, reason: str = "never-started") -> Release:
