@@ -1,0 +1,275 @@
+"""The machine on a clock that stands still: what it says about leaving, one step at a time."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+from uuid import UUID
+
+import pytest
+
+from ganger.core import messages as m
+from ganger.core.machine import Machine
+from ganger.core.rules import CLOSE_LIMIT, LaneRules, Rules
+
+C = TypeVar("C", bound=m.Command)
+SLOT = "default/1"
+
+
+class Desk:
+    """One supervisor with one slot. It remembers every command."""
+
+    def __init__(self, **rules: Any) -> None:
+        self.now = 1000.0
+        self.commands: list[m.Command] = []
+        self.ids = 0
+        given: dict[str, Any] = {"lease": 120.0, "store_timeout": 60.0, **rules}
+        self.machine = Machine(Rules((LaneRules("default", ("default",), 1),), **given), lambda: 0.5, self.new_id)
+        self.commands += self.machine.start(self._clock())
+
+    def new_id(self) -> UUID:
+        self.ids += 1
+        return UUID(int=self.ids)
+
+    def _clock(self) -> m.Now:
+        return m.Now(self.now, self.now)
+
+    def hear(self, *events: m.Event) -> None:
+        """Take in what happened, and do what is due."""
+        for event in (*events, m.Tick()):
+            self.commands += self.machine.handle(event, self._clock())
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, with a Tick whenever one is due."""
+        until = self.now + seconds
+        for _ in range(10_000):
+            due = self.machine.deadline(self._clock())
+            if due is None or self.now + due > until or self.machine.finished:
+                self.now = until
+                return
+            self.now += due
+            self.hear()
+        raise AssertionError(f"it is never done with what is due at {self.now:g}")
+
+    def said(self, kind: type[C]) -> list[C]:
+        return [command for command in self.commands if isinstance(command, kind)]
+
+    def events(self) -> list[str]:
+        return [command.name for command in self.said(m.Emit)]
+
+    def registered(self) -> Desk:
+        self.hear(m.TemplateReady(1), m.Registered(1, self.now), m.WardenStarted(SLOT, 10))
+        self.hear(m.WardenStarted(SLOT, 10))
+        return self
+
+    def idle(self) -> Desk:
+        """With a child that waits."""
+        self.registered()
+        child = self.said(m.StartChild)[-1].child
+        self.hear(m.ChildStarted(SLOT, child, 11), m.ChildReady(SLOT, child))
+        return self
+
+    def claimed(self) -> UUID:
+        """A job in answer to the last claim; its run."""
+        claim = self.said(m.Claim)[-1]
+        job = m.Job(self.new_id(), self.new_id(), claim.claim_id, "default", "job", b"{}", 1)
+        self.hear(m.Claimed(claim.claim_id, (job,), (0,), (True,), None))
+        return job.run_id
+
+    def running(self) -> UUID:
+        run_id = self.idle().claimed()
+        sent = self.said(m.SendJob)[-1]
+        self.hear(m.JobStarted(SLOT, sent.child, sent.nonce))
+        return run_id
+
+    def returned(self) -> None:
+        sent = self.said(m.SendJob)[-1]
+        self.hear(m.JobReturned(SLOT, sent.child, sent.nonce, b"1", 1.0, 1.0, 1, clean=False, worked_s=1.0))
+
+    def child_ends(self, exit: m.Exit) -> None:
+        self.hear(m.ChildExited(SLOT, self.said(m.StartChild)[-1].child, exit))
+
+    def gang_leaves(self) -> None:
+        assert self.said(m.StopWarden)
+        self.hear(m.WardenExited(SLOT, "exit code 0"))
+
+    @property
+    def exit_code(self) -> int | None:
+        finished = self.said(m.Finish)
+        return finished[0].exit_code if finished else None
+
+
+# ---- claims ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_claimed_before_a_child_is_ready() -> None:
+    desk = Desk().registered()
+    desk.wait(30)
+    assert not desk.said(m.Claim)
+    assert Desk().idle().said(m.Claim)
+
+
+def test_nothing_is_claimed_after_shutting_down() -> None:
+    desk = Desk()
+    desk.running()
+    claims = len(desk.said(m.Claim))
+    desk.hear(m.Stop(), m.Notified())
+    desk.wait(30)
+    assert len(desk.said(m.Claim)) == claims
+    assert "shutting-down" in desk.events()
+
+
+def test_what_a_claim_brings_after_shutting_down_goes_back_and_is_waited_for() -> None:
+    desk = Desk().idle()
+    desk.hear(m.Stop())
+    assert not desk.said(m.StopWarden), "the claim is in flight"
+    run_id = desk.claimed()
+    assert not desk.said(m.SendJob)
+    assert [(release.run_id, release.reason) for release in desk.said(m.Release)] == [(run_id, "never-started")]
+    assert not desk.said(m.Deregister), "the release is not stored yet"
+    desk.hear(m.Stored(run_id, "stored"), m.Deregistered())
+    desk.gang_leaves()
+    assert desk.exit_code == 0
+
+
+# ---- leaving ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_steps_of_leaving() -> None:
+    desk = Desk()
+    run_id = desk.running()
+    desk.hear(m.Stop())
+    desk.returned()
+    assert not desk.said(m.Archive), "its child has not left yet"
+    desk.child_ends(m.Exit(exit_code=0))
+    assert [archive.status for archive in desk.said(m.Archive)] == ["success"]
+    assert "job-finished" not in desk.events()
+    assert not desk.said(m.StopWarden)
+    desk.hear(m.Stored(run_id, "stored"))
+    assert desk.events()[-1] == "job-finished"
+    assert desk.exit_code is None
+    desk.gang_leaves()
+    assert desk.exit_code is None, "it is still registered"
+    desk.hear(m.Deregistered())
+    assert desk.events()[-1] == "completed-shutdown"
+    assert desk.exit_code == 0
+
+
+def test_a_repeated_stop_is_told_and_changes_nothing() -> None:
+    desk = Desk()
+    desk.running()
+    desk.hear(m.Stop(), m.Stop())
+    assert desk.events().count("shutting-down") == 1
+    assert desk.events().count("already-shut-down") == 1
+
+
+@pytest.mark.parametrize(("stored_after", "exit_code"), [(50.0, 0), (None, 1)])
+def test_an_outcome_is_waited_for_until_the_store_timeout(stored_after: float | None, exit_code: int) -> None:
+    desk = Desk(store_timeout=60.0)
+    run_id = desk.running()
+    desk.hear(m.DatabaseLost("gone"), m.Stop())
+    desk.returned()
+    desk.child_ends(m.Exit(exit_code=0))
+    if stored_after is not None:
+        desk.wait(stored_after)
+        assert desk.exit_code is None
+        desk.hear(m.DatabaseBack(50.0), m.Stored(run_id, "stored", late=True), m.Deregistered())
+        desk.gang_leaves()
+    else:
+        desk.wait(59.0)
+        assert not desk.said(m.StopWarden)
+        desk.wait(1.0)
+        desk.gang_leaves()
+        desk.wait(CLOSE_LIMIT)
+    assert desk.exit_code == exit_code
+
+
+def test_without_anything_to_lose_it_does_not_wait_for_a_database_that_is_away() -> None:
+    desk = Desk().idle()
+    desk.hear(m.Claimed(desk.said(m.Claim)[-1].claim_id, (), (), (False,), None))
+    desk.hear(m.DatabaseLost("gone"))
+    desk.wait(100.0)
+    assert "lease-lost" in desk.events()
+    desk.hear(m.Stop())
+    desk.gang_leaves()
+    desk.wait(CLOSE_LIMIT)
+    assert desk.exit_code == 0
+
+
+@pytest.mark.parametrize(("back_after", "exit_code"), [(50.0, 0), (None, 1)])
+def test_rows_that_only_the_end_of_the_registration_gives_back_are_waited_for(
+    back_after: float | None, exit_code: int
+) -> None:
+    desk = Desk(store_timeout=60.0)
+    desk.running()
+    desk.hear(m.DatabaseLost("gone"), m.Stop())
+    desk.wait(100.0)
+    assert "lease-lost" in desk.events()
+    assert desk.said(m.Kill)
+    desk.child_ends(m.Exit(term_signal=9))
+    assert not desk.said(m.Release), "what is not ours is not given back"
+    desk.gang_leaves()
+    if back_after is not None:
+        desk.wait(back_after)
+        assert desk.exit_code is None
+        desk.hear(m.DatabaseBack(150.0), m.Deregistered())
+    else:
+        desk.wait(59.0)
+        assert desk.exit_code is None
+        desk.wait(1.0)
+    assert desk.exit_code == exit_code
+
+
+def test_a_claim_without_an_answer_may_have_taken_rows_too() -> None:
+    desk = Desk(store_timeout=60.0).idle()
+    desk.hear(m.Stop(), m.ClaimLost(desk.said(m.Claim)[-1].claim_id), m.DatabaseLost("gone"))
+    desk.gang_leaves()
+    desk.wait(59.0)
+    assert desk.exit_code is None
+    desk.hear(m.Deregistered())
+    assert desk.exit_code == 0
+
+
+# ---- policies --------------------------------------------------------------------------------------------------------
+
+
+def test_a_postmortem_is_not_interrupted_and_not_looked_at_all_the_time() -> None:
+    desk = Desk(shutdown="interrupt")
+    desk.running()
+    desk.child_ends(m.Exit(term_signal=11))
+    child = desk.said(m.StartChild)[-1].child
+    desk.hear(m.ChildStarted(SLOT, child, 12), m.ChildReady(SLOT, child))
+    assert desk.said(m.SendPostmortem)
+    desk.hear(m.Stop())
+    desk.wait(5.0)
+    assert not [order for order in desk.said(m.Interrupt) if order.child == child]
+
+
+def test_a_second_stop_hardens_and_a_third_does_not_wait_for_the_grace() -> None:
+    desk = Desk(grace=60.0)
+    desk.running()
+    desk.hear(m.Stop())
+    assert not [order for order in desk.said(m.Interrupt) if order.signal]
+    desk.hear(m.Stop("terminate"))
+    assert [order.reason for order in desk.said(m.Interrupt) if order.signal] == ["shutdown"]
+    assert not desk.said(m.Kill)
+    desk.hear(m.Stop("kill"))
+    assert desk.said(m.Kill)
+
+
+# ---- the lease -------------------------------------------------------------------------------------------------------
+
+
+def test_what_had_finished_is_stored_before_it_registers_anew() -> None:
+    desk = Desk()
+    run_id = desk.running()
+    desk.returned()
+    assert desk.said(m.Retire)
+    desk.now += 1000.0  # frozen
+    desk.hear()
+    assert "lease-lost" in desk.events()
+    assert len(desk.said(m.Register)) == 1, "a registration would release the row"
+    desk.child_ends(m.Exit(exit_code=0))
+    assert [archive.run_id for archive in desk.said(m.Archive)] == [run_id]
+    assert len(desk.said(m.Register)) == 1
+    desk.hear(m.Stored(run_id, "stored"))
+    assert [register.former for register in desk.said(m.Register)] == [None, 1]
