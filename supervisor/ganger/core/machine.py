@@ -325,7 +325,7 @@ class Machine:
     def _interrupt_at(self, run: Run) -> float | None:
         """When to interrupt a handler that is awaited; None: not as far as is known now, or there is none."""
         assert self.asked is not None
-        if run.phase is not RunPhase.RUNNING or run.death is not None or run.reason is not None:
+        if run.phase is not RunPhase.RUNNING or run.reason is not None:
             return None
         return interrupt_at(run, self.asked, self.rules.interrupt_after)
 
