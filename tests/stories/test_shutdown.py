@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from ganger import cancel
+from ganger import NewJob, cancel, enqueue_many
 from tests.stories.stage import Running, Stage
 
 HANDLERS = """
@@ -35,8 +35,18 @@ HANDLERS = """
     @handlers.job("wait-async")
     async def wait_async(job):
         mark("begin")
-        await asyncio.sleep(job.payload.get("seconds", 60))
-        mark("end")
+        try:
+            await asyncio.gather(asyncio.sleep(60), asyncio.Event().wait())
+        finally:
+            await asyncio.sleep(0.1)
+            mark("cleanup")
+
+    @handlers.job("wait-sql")
+    def wait_sql(job):
+        import psycopg
+        with psycopg.connect(os.environ["DATABASE_URL"], application_name="the job") as conn:
+            mark("begin")
+            conn.execute("SELECT pg_sleep(60)")
 
     @handlers.job("wait-socket")
     def wait_socket(job):
@@ -60,7 +70,8 @@ HANDLERS = """
     @handlers.job("compute-in-c")
     def computing_in_c(job):
         mark("begin")
-        sum(range(10**11))
+        sum(range(10**job.payload.get("power", 11)))
+        compute(60)
 
     @handlers.job("compute-then-sleep")
     def compute_then_sleep(job):
@@ -173,10 +184,20 @@ def is_back(stage: Stage, job_id: UUID) -> None:
     assert stage.rows("SELECT count(*) FROM proletarian.archived_job") == [(0,)]
 
 
-@pytest.mark.parametrize("kind", ["sleep", "wait-async", "wait-socket", "wait-lock"])
+@pytest.mark.parametrize("kind", ["sleep", "wait-async", "wait-socket", "wait-lock", "wait-sql"])
 def test_a_waiting_job_is_interrupted_at_once(stage: Stage, kind: str) -> None:
+    """Although it began to wait just before, so that its warden has hardly looked at it."""
     supervisor, job_id = started(stage, kind)
     assert supervisor.stop(limit=9) == 0  # 3 s, threefold
+    supervisor.order("handling-job", "shutting-down", "job-interrupted", "completed-shutdown")
+    assert stage.lines("ledger") == (["begin", "cleanup"] if kind == "wait-async" else ["begin"])
+    assert stage.rows("SELECT query FROM pg_stat_activity WHERE application_name = 'the job'") == []
+    is_back(stage, job_id)
+
+
+def test_the_same_where_each_child_is_an_interpreter_of_its_own(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "sleep", None, "--start-method", "spawn")
+    assert supervisor.stop(limit=9) == 0
     supervisor.order("handling-job", "shutting-down", "job-interrupted", "completed-shutdown")
     is_back(stage, job_id)
 
@@ -246,10 +267,27 @@ def test_a_computing_job_that_then_waits_is_interrupted_after_a_while(stage: Sta
     is_back(stage, job_id)
 
 
+def test_what_computes_in_c_is_interrupted_when_it_comes_back(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "compute-in-c", {"power": 8}, "--shutdown", "interrupt")
+    assert supervisor.stop() == 0
+    supervisor.order("shutting-down", "job-interrupted", "completed-shutdown")
+    is_back(stage, job_id)
+
+
 def test_a_section_may_be_sheltered_from_shutdown(stage: Stage) -> None:
     supervisor, job_id = started(stage, "sheltered")
     assert supervisor.stop() == 0
     assert stage.lines("ledger") == ["begin", "out"]
+    is_back(stage, job_id)
+
+
+def test_but_not_from_a_second_ctrl_c(stage: Stage) -> None:
+    supervisor, job_id = started(stage, "sheltered", None, "--grace", "0.5")
+    supervisor.send(signal.SIGINT)
+    supervisor.expect("shutting-down")
+    time.sleep(0.6)  # sooner it is the same key press
+    assert supervisor.stop(signal.SIGINT, limit=9) == 0
+    assert stage.lines("ledger") == ["begin"]
     is_back(stage, job_id)
 
 
@@ -424,3 +462,69 @@ def test_a_job_that_is_awaited_may_be_cancelled(stage: Stage) -> None:
     assert supervisor.ended() == 0
     supervisor.order("shutting-down", "job-cancelled", "completed-shutdown")
     assert stage.archived(job_id)["status"] == "cancelled"
+
+
+def test_a_child_that_is_still_booting_is_not_waited_for(stage: Stage) -> None:
+    stage.handlers("""
+        handlers = Handlers()
+
+        @handlers.child_start
+        def load_a_model():
+            (FOLDER / "ledger").write_text("loading\\n")
+            time.sleep(60)
+
+        @handlers.job("sleep")
+        def sleep(job):
+            pass
+    """)
+    supervisor = stage.run("-c", "1", wait=False)
+    job_id = stage.enqueue("sleep")
+    stage.wait_lines("ledger")
+    assert supervisor.cookie
+    assert supervisor.stop(limit=9) == 0
+    row = stage.job(job_id)
+    assert row is not None
+    assert (row["state"], row["attempts"]) == (1, 0)
+
+
+def test_an_interrupted_job_goes_on_at_another_supervisor_at_once(stage: Stage) -> None:
+    stage.handlers("""
+        handlers = Handlers()
+
+        @handlers.job("sleep")
+        def sleep(job):
+            with open(FOLDER / "ledger", "a") as file:
+                file.write("begin\\n")
+            time.sleep(60 if len((FOLDER / "ledger").read_text()) < 8 else 0)
+    """)
+    first = stage.run("-c", "1")
+    job_id = stage.enqueue("sleep")
+    stage.wait_lines("ledger")
+    second = stage.run("-c", "1", "--poll-interval", "0.5")
+    assert first.stop(limit=9) == 0
+    assert stage.archived(job_id)["attempts"] == 1
+    second.expect("job-finished", job_id=str(job_id))
+    assert stage.lines("ledger") == ["begin", "begin"]
+
+
+def test_a_flood_is_stopped_in_its_middle(stage: Stage) -> None:
+    stage.handlers("""
+        handlers = Handlers()
+
+        @handlers.job("tiny")
+        def tiny(job):
+            with open(FOLDER / "ledger", "a") as file:
+                file.write(f"{job.payload}\\n")
+    """)
+    enqueue_many(stage.conn, [NewJob("tiny", number) for number in range(1500)])
+    for at in (200, 700):
+        supervisor = stage.run("-c", "3", wait=False)
+        stage.wait_lines("ledger", at, limit=40)
+        assert supervisor.cookie
+        assert supervisor.stop() == 0
+        assert stage.rows("SELECT count(*) FROM proletarian.job WHERE state = 2 OR attempts > 0") == [(0,)]
+        done, left = len(stage.lines("ledger")), stage.rows("SELECT count(*) FROM proletarian.job")[0][0]
+        assert stage.rows("SELECT count(*) FROM proletarian.archived_job WHERE status = 'success'") == [(done,)]
+        assert done + left == 1500
+    stage.run("-c", "3", "--until-empty", wait=False).ended(60)
+    assert sorted(map(int, stage.lines("ledger"))) == list(range(1500))
