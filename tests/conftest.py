@@ -80,6 +80,15 @@ def _remove_folder(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that every account may pass through: pytest's own tmp_path is closed to PostgreSQL's, as root."""
+    made = Path(os.path.realpath(tempfile.mkdtemp(prefix="ganger-folder-")))
+    made.chmod(0o711)
+    yield made
+    shutil.rmtree(made)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Databases
 

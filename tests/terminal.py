@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -52,6 +52,13 @@ class Terminal:
             assert more, f"{pattern!r} did not come before {ended} in:\n{self.shown}"
         self._read_up_to = match.end()
         return match
+
+    def read_until(self, condition: Callable[[], object], limit: float = 30.0) -> None:
+        """Read on (a program whose words nobody reads stops at some point) until the condition is true."""
+        until = time.monotonic() + limit
+        while not condition():
+            assert time.monotonic() < until, f"not within {limit:g} s, in:\n{self.shown}"
+            self._read(0.1)
 
     def press(self, keys: str) -> None:
         os.write(self._screen, keys.encode())

@@ -13,7 +13,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,6 @@ from tests.processes import nothing_left, wait_until
 ROOT = Path(__file__).parents[2]
 AS_ROOT = os.geteuid() == 0
 only_root = pytest.mark.skipif(not AS_ROOT, reason="only root can become somebody else")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that every account may pass through: pytest's own tmp_path is closed to others."""
-    made = Path(os.path.realpath(tempfile.mkdtemp(prefix="ganger-local-")))
-    made.chmod(0o711)
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest.fixture

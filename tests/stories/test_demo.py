@@ -12,15 +12,13 @@ from ganger.local_postgres import LocalPostgres
 from tests.stories.stage import ROOT
 
 
-def test_the_demo_shows_what_it_promises_and_leaves_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
+def test_the_demo_shows_what_it_promises_and_leaves_nothing(folder: Path) -> None:
+    data = folder / "data"
     environ = {name: value for name, value in os.environ.items() if name != "GANGER_DATA_DIR"}
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o711)  # as root, PostgreSQL's account has to get through pytest's private folders
     picture = ROOT / "render.png"
     picture.unlink(missing_ok=True)
     done = subprocess.run(
-        [ROOT / "scripts/demo"], env={**environ, "GANGER_DATA_DIR": str(folder)}, stdin=subprocess.DEVNULL,
+        [ROOT / "scripts/demo"], env={**environ, "GANGER_DATA_DIR": str(data)}, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,4 +39,4 @@ def test_the_demo_shows_what_it_promises_and_leaves_nothing(tmp_path: Path) -> N
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">2I", content[16:24]) == (420, 280)
     assert len(content) > 20_000
-    assert not LocalPostgres(folder).running()
+    assert not LocalPostgres(data).running()

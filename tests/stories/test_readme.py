@@ -37,14 +37,12 @@ SHOWN = {
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A folder with the README's handlers, that PostgreSQL's account can reach."""
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o711)
+def home(folder: Path) -> Path:
+    """A folder with the README's handlers."""
     code = re.search(r"```python\n(from ganger_child.*?)```", README, re.DOTALL)
     assert code is not None
-    (tmp_path / "myjobs.py").write_text(code.group(1))
-    return tmp_path
+    (folder / "myjobs.py").write_text(code.group(1))
+    return folder
 
 
 def test_every_command_is_run_somewhere() -> None:
