@@ -59,7 +59,7 @@ EVENTS: Final[dict[str, Wording]] = {
     "job-stalled": Wording("warning", "{job}|since {wall_s}"),
     # a job's failures
     "handle-job-exception": Wording("error", "{job}|attempt {attempt}|{error}"),
-    "handle-job-exception-with-interrupt": Wording("warning", "{job}|attempt {attempt}|{error}"),
+    "handle-job-exception-with-interrupt": Wording("warning", "{job}|attempt {attempt}|after {wall_s}|{error}"),
     "job-timed-out": Wording("error", "{job}|attempt {attempt}|after {wall_s}|limit {timeout}"),
     "job-out-of-memory": Wording("error", "{job}|attempt {attempt}|held {held}|limit {memory}"),
     "job-crashed": Wording("error", "{job}|attempt {attempt}|{term_signal}|exit code {exit_code}|goes {goes}"),

@@ -190,6 +190,8 @@ def test_a_waiting_job_is_interrupted_at_once(stage: Stage, kind: str) -> None:
     supervisor, job_id = started(stage, kind)
     assert supervisor.stop(limit=9) == 0  # 3 s, threefold
     supervisor.order("handling-job", "shutting-down", "job-interrupted", "completed-shutdown")
+    assert supervisor.named("job-interrupted")[0]["wall_s"] < 9
+    assert supervisor.named("completed-shutdown")[0]["wall_s"] < 9
     assert stage.lines("ledger") == (["begin", "cleanup"] if kind == "wait-async" else ["begin"])
     assert stage.rows("SELECT query FROM pg_stat_activity WHERE application_name = 'the job'") == []
     is_back(stage, job_id)

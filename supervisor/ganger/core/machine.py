@@ -364,7 +364,8 @@ class Machine:
         if self.book.unsure is not None:
             self.exit_code = self.exit_code or 1
         self.finished = True
-        self._emit("completed-shutdown", unstored=len(self.book.owed))
+        assert self.asked is not None
+        self._emit("completed-shutdown", wall_s=now.mono - self.asked, unstored=len(self.book.owed))
         self.commands += [m.StopTemplate(self.template), m.Finish(self.exit_code)]
 
     def _leaves_at(self) -> float:

@@ -770,11 +770,11 @@ class Pool:
     # ---- words -----------------------------------------------------------------------------------------------------
 
     def _tell_interrupted(self, slot: Slot, run: Run, event: m.JobRaised | None = None) -> None:
+        data = {**self._about(slot, run), "wall_s": run.facts.get("wall_s")}
         if event is None or event.clean_interrupt:
-            self.out(m.Emit("job-interrupted", self._about(slot, run)))
+            self.out(m.Emit("job-interrupted", data))
         else:
-            data = {**self._about(slot, run), "error": event.error}
-            self.out(m.Emit("handle-job-exception-with-interrupt", data))
+            self.out(m.Emit("handle-job-exception-with-interrupt", {**data, "error": event.error}))
 
     def _about(self, slot: Slot, run: Run | None = None) -> dict[str, Any]:
         run = run or slot.run
