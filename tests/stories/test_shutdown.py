@@ -70,13 +70,13 @@ HANDLERS = """
     @handlers.job("compute-in-c")
     def computing_in_c(job):
         mark("begin")
-        sum(range(10**job.payload.get("power", 11)))
+        sum(range(job.payload.get("numbers", 10**11)))
         compute(60)
 
     @handlers.job("compute-then-sleep")
     def compute_then_sleep(job):
         mark("begin")
-        compute(3)
+        compute(2)
         mark("waits")
         time.sleep(60)
 
@@ -84,7 +84,7 @@ HANDLERS = """
     def sheltered(job):
         with job.uninterruptible():
             mark("begin")
-            time.sleep(4)
+            time.sleep(2.5)
             mark("out")
         time.sleep(60)
 
@@ -132,7 +132,7 @@ HANDLERS = """
 
     @handlers.job("waits-for-a-thread")
     def waits_for_a_thread(job):
-        thread = threading.Thread(target=compute, args=(4,))
+        thread = threading.Thread(target=compute, args=(2.5,))
         thread.start()
         mark("begin")
         thread.join()
@@ -140,7 +140,7 @@ HANDLERS = """
 
     @handlers.job("waits-for-a-program")
     def waits_for_a_program(job):
-        with subprocess.Popen([sys.executable, "-c", f"sum(range(10**{job.payload['power']}))"]) as program:
+        with subprocess.Popen([sys.executable, "-c", f"sum(range({job.payload['numbers']}))"]) as program:
             mark("begin")
             assert program.wait() == 0
         mark("end")
@@ -157,7 +157,7 @@ HANDLERS = """
     @handlers.job("ignores")
     def ignores(job):
         mark("begin")
-        end = time.monotonic() + 5
+        end = time.monotonic() + 3.5  # longer than half the grace
         while time.monotonic() < end:
             try:
                 time.sleep(0.2)
@@ -214,7 +214,7 @@ def test_an_interrupted_job_runs_to_its_end_at_the_next_start(stage: Stage) -> N
 
 
 def test_a_computing_job_is_awaited_and_nothing_new_begins(stage: Stage) -> None:
-    supervisor, job_id = started(stage, "compute", {"seconds": 5})
+    supervisor, job_id = started(stage, "compute", {"seconds": 3})
     waiting = stage.enqueue("compute", {"seconds": 0})
     supervisor.send(signal.SIGTERM)
     supervisor.expect("shutting-down")
@@ -243,7 +243,7 @@ POLICIES = [
 
 @pytest.mark.parametrize(("policy", "kind", "outcome"), POLICIES)
 def test_each_policy(stage: Stage, policy: str, kind: str, outcome: str) -> None:
-    seconds = 3 if outcome == "job-finished" else 60
+    seconds = 2 if outcome == "job-finished" else 60
     supervisor, job_id = started(stage, kind, {"seconds": seconds}, "--shutdown", policy, "--grace", "1")
     assert supervisor.stop() == 0
     supervisor.order("shutting-down", outcome, "completed-shutdown")
@@ -254,7 +254,7 @@ def test_each_policy(stage: Stage, policy: str, kind: str, outcome: str) -> None
 
 
 def test_a_jobs_own_policy_stands_above_the_supervisors(stage: Stage) -> None:
-    supervisor, job_id = started(stage, "sleep", {"seconds": 4}, "--shutdown", "terminate", shutdown="finish")
+    supervisor, job_id = started(stage, "sleep", {"seconds": 2.5}, "--shutdown", "terminate", shutdown="finish")
     assert supervisor.stop() == 0
     assert stage.archived(job_id)["status"] == "success"
 
@@ -270,7 +270,7 @@ def test_a_computing_job_that_then_waits_is_interrupted_after_a_while(stage: Sta
 
 
 def test_what_computes_in_c_is_interrupted_when_it_comes_back(stage: Stage) -> None:
-    supervisor, job_id = started(stage, "compute-in-c", {"power": 8}, "--shutdown", "interrupt")
+    supervisor, job_id = started(stage, "compute-in-c", {"numbers": 5 * 10**7}, "--shutdown", "interrupt")
     assert supervisor.stop() == 0
     supervisor.order("shutting-down", "job-interrupted", "completed-shutdown")
     is_back(stage, job_id)
@@ -324,11 +324,11 @@ def test_a_job_that_ignores_the_interrupt_is_awaited(stage: Stage) -> None:
     assert 1 <= stage.lines("ledger").count("ignored") <= 2  # once, and again after half the grace
 
 
-@pytest.mark.parametrize("policy", ["wait", "finish", "interrupt"])
+@pytest.mark.parametrize("policy", ["wait", "finish"])
 def test_shutdown_timeout_bounds_the_waiting(stage: Stage, policy: str) -> None:
-    options = ("--shutdown-timeout", "2", "--grace", "0.5")
+    options = ("--shutdown-timeout", "1", "--grace", "0.5")
     supervisor, job_id = started(stage, "compute-in-c", None, *options, shutdown=policy)
-    assert supervisor.stop(limit=12) == 0  # 2 + 0.5 + 1, threefold
+    assert supervisor.stop(limit=12) == 0  # 1 + 0.5 + 1 and what closing takes, threefold
     supervisor.order("shutting-down", "job-interrupted", "completed-shutdown")
     assert supervisor.named("ladder-step", step="kill", reason="shutdown")
     is_back(stage, job_id)
@@ -338,7 +338,7 @@ def test_many_slots_are_each_treated_by_their_own_kind(stage: Stage) -> None:
     stage.handlers(HANDLERS)
     supervisor = stage.run("-c", "3")
     waiting = stage.enqueue("sleep", {})
-    computing = stage.enqueue("compute", {"seconds": 5})
+    computing = stage.enqueue("compute", {"seconds": 3})
     own = stage.enqueue("compute", {"seconds": 60}, shutdown="terminate", grace=0.5)
     stage.wait_lines("ledger", 3)
     assert supervisor.stop() == 0
@@ -353,7 +353,7 @@ def test_a_job_types_policy_stands_between_the_jobs_and_the_supervisors(stage: S
     stage.handlers(HANDLERS)
     supervisor = stage.run("-c", "2", "--shutdown", "interrupt")
     of_type = stage.enqueue("typed", {"shutdown": "terminate"})
-    of_job = stage.enqueue("typed", {"shutdown": "finish", "seconds": 4}, shutdown="finish")
+    of_job = stage.enqueue("typed", {"shutdown": "finish", "seconds": 2.5}, shutdown="finish")
     stage.wait_lines("ledger", 2)
     assert supervisor.stop() == 0
     assert stage.archived(of_job)["status"] == "success"
@@ -378,13 +378,13 @@ def test_to_return_is_to_have_finished(stage: Stage) -> None:
 
 @pytest.mark.parametrize("kind", ["waits-for-a-thread", "waits-for-a-program"])
 def test_a_job_computes_as_long_as_anything_of_it_does(stage: Stage, kind: str) -> None:
-    supervisor, job_id = started(stage, kind, {"power": 8})
+    supervisor, job_id = started(stage, kind, {"numbers": 8 * 10**7})
     assert supervisor.stop() == 0
     assert stage.archived(job_id)["status"] == "success"
 
 
 def test_what_an_interrupted_job_waited_for_is_ended_with_it(stage: Stage) -> None:
-    supervisor, job_id = started(stage, "waits-for-a-program", {"power": 12}, "--shutdown", "interrupt")
+    supervisor, job_id = started(stage, "waits-for-a-program", {"numbers": 10**12}, "--shutdown", "interrupt")
     assert supervisor.stop(limit=9) == 0
     is_back(stage, job_id)
 
@@ -407,7 +407,7 @@ def test_under_terminate_it_is_not(stage: Stage) -> None:
 def test_callbacks_run_to_their_end(stage: Stage) -> None:
     stage.handlers(HANDLERS)
     supervisor = stage.run("-c", "1")
-    job_id = stage.enqueue("fails", {"seconds": 3})
+    job_id = stage.enqueue("fails", {"seconds": 2})
     stage.wait_lines("ledger")
     assert supervisor.stop() == 0
     assert stage.lines("ledger") == ["callback begins", "callback ends"]
@@ -449,7 +449,7 @@ def test_a_job_that_was_sent_and_did_not_start_goes_back_at_once(stage: Stage) -
 
 
 def test_limits_hold_while_a_job_is_awaited(stage: Stage) -> None:
-    supervisor, job_id = started(stage, "compute", {"seconds": 60}, timeout=3, grace=0.5)
+    supervisor, job_id = started(stage, "compute", {"seconds": 60}, timeout=2, grace=0.5)
     assert supervisor.stop() == 0
     supervisor.order("shutting-down", "job-timed-out", "completed-shutdown")
     row = stage.archived(job_id)
@@ -518,8 +518,8 @@ def test_a_flood_is_stopped_in_its_middle(stage: Stage) -> None:
             with open(FOLDER / "ledger", "a") as file:
                 file.write(f"{job.payload}\\n")
     """)
-    enqueue_many(stage.conn, [NewJob("tiny", number) for number in range(1500)])
-    for at in (200, 700):
+    enqueue_many(stage.conn, [NewJob("tiny", number) for number in range(900)])
+    for at in (150, 450):
         supervisor = stage.run("-c", "3", wait=False)
         stage.wait_lines("ledger", at, limit=40)
         assert supervisor.cookie
@@ -527,6 +527,6 @@ def test_a_flood_is_stopped_in_its_middle(stage: Stage) -> None:
         assert stage.rows("SELECT count(*) FROM proletarian.job WHERE state = 2 OR attempts > 0") == [(0,)]
         done, left = len(stage.lines("ledger")), stage.rows("SELECT count(*) FROM proletarian.job")[0][0]
         assert stage.rows("SELECT count(*) FROM proletarian.archived_job WHERE status = 'success'") == [(done,)]
-        assert done + left == 1500
+        assert done + left == 900
     stage.run("-c", "3", "--until-empty", wait=False).ended(60)
-    assert sorted(map(int, stage.lines("ledger"))) == list(range(1500))
+    assert sorted(map(int, stage.lines("ledger"))) == list(range(900))

@@ -77,14 +77,14 @@ def after(supervisor: Running, name: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_one_signal_stops_as_configured(stage: Stage, number: int) -> None:
-    supervisor = started(stage, "compute", {"seconds": 3})
+    supervisor = started(stage, "compute", {"seconds": 2})
     assert supervisor.stop(number) == 0
     supervisor.order("shutting-down", "job-finished", "completed-shutdown")
     assert stage.lines("ledger") == ["begin", "end"]
 
 
 def test_a_repeated_sigterm_changes_nothing(stage: Stage) -> None:
-    supervisor = started(stage, "compute", {"seconds": 4})
+    supervisor = started(stage, "compute", {"seconds": 2.5})
     supervisor.send(signal.SIGTERM)
     after(supervisor, "shutting-down", 1.0)
     supervisor.send(signal.SIGTERM)
@@ -118,7 +118,7 @@ def test_a_third_ctrl_c_does_not_wait_for_the_grace(stage: Stage) -> None:
 
 
 def test_two_ctrl_c_at_once_count_as_one(stage: Stage) -> None:
-    supervisor = started(stage, "compute", {"seconds": 4})
+    supervisor = started(stage, "compute", {"seconds": 2.5})
     supervisor.send(signal.SIGINT)
     supervisor.expect("shutting-down")
     supervisor.send(signal.SIGINT)
@@ -140,7 +140,7 @@ def test_sigquit_ends_everything_at_once(stage: Stage, before: tuple[int, ...]) 
 
 
 def test_under_nohup_a_hangup_is_nothing(stage: Stage) -> None:
-    supervisor = started(stage, "compute", {"seconds": 3}, prefix=("nohup",))
+    supervisor = started(stage, "compute", {"seconds": 1.5}, prefix=("nohup",))
     supervisor.send(signal.SIGHUP)
     supervisor.expect("job-finished")
     assert not supervisor.named("shutting-down")
@@ -150,16 +150,22 @@ def test_under_nohup_a_hangup_is_nothing(stage: Stage) -> None:
 # ---- a service manager -----------------------------------------------------------------------------------------------
 
 
+def terminate_everybody(supervisor: Running) -> int:
+    """What systemd does with a control group; how many there were."""
+    everybody = [supervisor.pid, *(process.pid for process in tree(supervisor.pid))]
+    for pid in everybody:
+        with suppress(ProcessLookupError):  # the first ones end the others
+            os.kill(pid, signal.SIGTERM)
+    return len(everybody)
+
+
 def test_sigterm_to_every_process_lets_running_jobs_finish(stage: Stage) -> None:
     stage.handlers(HANDLERS)
     supervisor = stage.run("-c", "3")
-    finishing = [stage.enqueue("compute", {"seconds": 4}), stage.enqueue("sleep", {"seconds": 3})]
+    finishing = [stage.enqueue("compute", {"seconds": 3}), stage.enqueue("sleep", {"seconds": 2})]
     failing = stage.enqueue("program")
     stage.wait_lines("ledger", 3)
-    everybody = [supervisor.pid, *(process.pid for process in tree(supervisor.pid))]
-    assert len(everybody) >= 1 + 1 + 3 + 3 + 1
-    for pid in everybody:
-        os.kill(pid, signal.SIGTERM)
+    assert terminate_everybody(supervisor) >= 1 + 1 + 3 + 3 + 1
     assert supervisor.ended() == 0
     for job_id in finishing:
         assert stage.archived(job_id)["status"] == "success"
@@ -173,8 +179,7 @@ def test_sigterm_to_every_process_between_jobs(stage: Stage) -> None:
     stage.handlers(HANDLERS)
     supervisor = stage.run("-c", "2")
     wait_until(lambda: len(supervisor.processes("child")) == 2, 10, supervisor.story)
-    for process in [psutil.Process(supervisor.pid), *tree(supervisor.pid)]:
-        process.terminate()
+    terminate_everybody(supervisor)
     assert supervisor.ended() == 0
     supervisor.order("shutting-down", "completed-shutdown")
 
@@ -326,7 +331,7 @@ def test_ctrl_c_twice_in_a_terminal(stage: Stage) -> None:
 
 def test_a_terminal_that_is_closed_is_a_hangup(stage: Stage) -> None:
     with in_terminal(stage) as terminal:
-        job_id, everybody = running_in(stage, terminal, "compute", {"seconds": 3})
+        job_id, everybody = running_in(stage, terminal, "compute", {"seconds": 2})
         assert terminal.hang_up() == 0
         nothing_left(everybody)
     assert stage.archived(job_id)["status"] == "success"
