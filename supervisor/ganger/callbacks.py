@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Final
 
 from ganger.events import Events
+
+LOOK_INTERVAL: Final = 0.1  # seconds between looks whether callbacks are given up
 
 
 class Callbacks:
@@ -39,11 +41,12 @@ class Callbacks:
             self._thread.start()
         self._queue.put(act)
 
-    def close(self) -> None:
-        """Wait until every callback that was queued has returned."""
+    def close(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait until every callback that was queued has returned, or until they are given up."""
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()
+            while self._thread.is_alive() and not given_up():
+                self._thread.join(LOOK_INTERVAL)
             self._thread = None
 
     def _run(self) -> None:

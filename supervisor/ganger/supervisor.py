@@ -157,7 +157,7 @@ class Supervisor:
             if config.on_shutdown is not None:
                 events.flush(EVENTS_LIMIT)  # what it prints comes after what we said
                 callbacks.call("on_shutdown", config.on_shutdown, then=lambda _: None)
-            callbacks.close()
+            callbacks.close(given_up=lambda: signals is not None and _hurried(signals))
             return exit_code
         finally:
             events.close(EVENTS_LIMIT)
@@ -268,6 +268,11 @@ def _interruptible() -> AbstractContextManager[Signals | None]:
     """Only SIGINT, and only where Python allows handlers; other signals stay the application's."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     return Signals([signal.SIGINT]) if in_main_thread else nullcontext()
+
+
+def _hurried(signals: Signals) -> bool:
+    """Whether somebody asks to stop for the second time."""
+    return any(how != "graceful" for how in signals.asked(time.monotonic()))
 
 
 def _nobody(now: float) -> Iterable[str]:

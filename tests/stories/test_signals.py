@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -137,6 +138,29 @@ def test_sigquit_ends_everything_at_once(stage: Stage, before: tuple[int, ...]) 
     assert [event["step"] for event in supervisor.named("ladder-step")] == ["kill"]
     supervisor.order("shutting-down", "job-interrupted", "completed-shutdown")
     assert stage.rows("SELECT state, attempts, interrupts FROM proletarian.job") == [(1, 0, 1)]
+
+
+def test_a_callback_that_does_not_end_can_be_given_up(stage: Stage) -> None:
+    stage.handlers(HANDLERS)
+    (stage.folder / "app.py").write_text("""
+import os, sys, time
+from ganger import Config, Supervisor
+
+def on_shutdown():
+    print("this takes long", flush=True)
+    time.sleep(600)
+
+options = {"target": "story:handlers", "database_url": os.environ["DATABASE_URL"], "log_format": "json"}
+sys.exit(Supervisor(Config(concurrency=1, on_shutdown=on_shutdown, **options)).run())
+""")
+    supervisor = stage.launch(sys.executable, "app.py")
+    supervisor.expect("supervisor-started", 40)
+    supervisor.send(signal.SIGINT)
+    wait_until(lambda: "this takes long" in supervisor.other, 20, supervisor.story)
+    time.sleep(0.6)  # sooner it is the same key press
+    assert supervisor.process.poll() is None
+    supervisor.send(signal.SIGINT)
+    assert supervisor.ended(limit=9) == 0
 
 
 def test_under_nohup_a_hangup_is_nothing(stage: Stage) -> None:
