@@ -197,12 +197,13 @@ def test_the_templates_death_harms_no_warden(make_driver: DriverFactory) -> None
     driver = make_driver(HANDLERS)
     driver.start_template()
     warden = driver.start_warden()
-    driver.start_child()
+    child = driver.start_child()
     os.kill(psutil.Process(warden).ppid(), signal.SIGKILL)
     assert driver.expect(m.TemplateExited, generation=1).how == "signal 9"
     driver.begin("echo", "1")
     assert driver.expect(m.JobReturned).result == b"1"
     driver.begin("hide and compute")
+    wait_until(lambda: [each for each in tree(warden) if each.pid != child], 10, "the hidden process")
     assert driver.kill().exit.leftovers >= 1
     driver.do(m.StopWarden(SLOT))
     driver.expect(m.WardenExited, slot=SLOT)
