@@ -183,6 +183,34 @@ def test_an_outcome_is_waited_for_until_the_store_timeout(stored_after: float | 
     assert desk.exit_code == exit_code
 
 
+def test_an_outcome_that_is_stored_at_the_last_moment_is_stored() -> None:
+    desk = Desk(store_timeout=60.0)
+    run_id = desk.running()
+    desk.hear(m.DatabaseLost("gone"), m.Stop())
+    desk.returned()
+    desk.child_ends(m.Exit(exit_code=0))
+    desk.wait(60.0)
+    desk.gang_leaves()
+    desk.hear(m.DatabaseBack(60.0), m.Stored(run_id, "stored", late=True), m.Deregistered())
+    assert desk.exit_code == 0
+
+
+def test_whoever_asks_for_the_third_time_does_not_wait_for_the_database() -> None:
+    desk = Desk(store_timeout=60.0)
+    desk.running()
+    desk.hear(m.DatabaseLost("gone"), m.Stop())
+    desk.returned()
+    desk.child_ends(m.Exit(exit_code=0))
+    desk.wait(20.0)
+    desk.hear(m.Stop("terminate"))
+    desk.wait(20.0)
+    assert not desk.said(m.StopWarden)
+    desk.hear(m.Stop("kill"))
+    desk.gang_leaves()
+    desk.wait(CLOSE_LIMIT)
+    assert desk.exit_code == 1
+
+
 def test_without_anything_to_lose_it_does_not_wait_for_a_database_that_is_away() -> None:
     desk = Desk().idle()
     desk.hear(m.Claimed(desk.said(m.Claim)[-1].claim_id, (), (), (False,), None))

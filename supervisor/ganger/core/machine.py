@@ -339,7 +339,7 @@ class Machine:
         if self.closing_at is not None:
             dues.append(self._leaves_at())
         elif self.settled_at is not None:
-            dues.append(self.settled_at + self.rules.store_timeout)
+            dues.append(self._gives_up_at())
         return dues
 
     def _wind_up(self, now: m.Now) -> None:
@@ -348,11 +348,8 @@ class Machine:
             return
         if self.settled_at is None:
             self.settled_at = now.mono
-        late = now.mono >= self.settled_at + self.rules.store_timeout
-        if (self.book.owed or self.book.claim is not None) and not late:
+        if (self.book.owed or self.book.claim is not None) and now.mono < self._gives_up_at():
             return
-        if self.book.owed:
-            self.exit_code = self.exit_code or 1
         if self.closing_at is None:
             self.closing_at = now.mono
             self.pool.close()
@@ -361,20 +358,25 @@ class Machine:
                 self.commands.append(m.Deregister(registration))
         if now.mono < self._leaves_at() and (self.pool.wardens_left() or self.registered):
             return
-        if self.book.unsure is not None:
+        if self.book.owed or self.book.claim is not None or self.book.unsure is not None:
             self.exit_code = self.exit_code or 1
         self.finished = True
         assert self.asked is not None
         self._emit("completed-shutdown", wall_s=now.mono - self.asked, unstored=len(self.book.owed))
         self.commands += [m.StopTemplate(self.template), m.Finish(self.exit_code)]
 
+    def _gives_up_at(self) -> float:
+        """Until when a database that is away is waited for; for somebody in a hurry no longer than for processes."""
+        assert self.settled_at is not None
+        patience = self.rules.store_timeout
+        return self.settled_at + (min(patience, bounds.CLOSE_LIMIT) if self.phase is Phase.KILLING else patience)
+
     def _leaves_at(self) -> float:
         """When to leave whatever is left. Rows that only the end of our registration gives back are waited for like
         outcomes that are not stored."""
         assert self.closing_at is not None
-        assert self.settled_at is not None
         limit = self.closing_at + bounds.CLOSE_LIMIT
-        return limit if self.book.unsure is None else max(limit, self.settled_at + self.rules.store_timeout)
+        return limit if self.book.unsure is None else max(limit, self._gives_up_at())
 
     @property
     def registered(self) -> bool:
