@@ -9,7 +9,7 @@ import pytest
 
 from ganger.core import messages as m
 from ganger.core.machine import Machine
-from ganger.core.rules import CLOSE_LIMIT, LaneRules, Rules
+from ganger.core.rules import CLOSE_LIMIT, START_LIMIT, LaneRules, Rules
 
 C = TypeVar("C", bound=m.Command)
 SLOT = "default/1"
@@ -301,3 +301,35 @@ def test_what_had_finished_is_stored_before_it_registers_anew() -> None:
     assert len(desk.said(m.Register)) == 1
     desk.hear(m.Stored(run_id, "stored"))
     assert [register.former for register in desk.said(m.Register)] == [None, 1]
+
+
+# ---- a job that does not start ---------------------------------------------------------------------------------------
+
+
+def test_a_job_that_started_and_failed_just_before_its_child_was_replaced_goes_back_uncounted() -> None:
+    desk = Desk().idle()
+    run_id = desk.claimed()
+    sent = desk.said(m.SendJob)[-1]
+    desk.wait(START_LIMIT)
+    assert desk.said(m.ReplaceIdle)
+    about = (SLOT, sent.child, sent.nonce)
+    error = {"type": "ValueError", "message": "no"}
+    desk.hear(
+        m.JobStarted(*about),
+        m.JobRaised(*about, "exception", error, False, False, None, None, 0.1, 0.1, 1, True, 0.1),
+        m.KillAcknowledged(SLOT, sent.child),
+    )
+    desk.child_ends(m.Exit(term_signal=9))
+    assert [(release.run_id, release.reason) for release in desk.said(m.Release)] == [(run_id, "never-started")]
+    assert "job-crashed" not in desk.events()
+
+
+def test_one_that_started_just_then_is_spared_and_goes_on() -> None:
+    desk = Desk().idle()
+    run_id = desk.claimed()
+    sent = desk.said(m.SendJob)[-1]
+    desk.wait(START_LIMIT)
+    desk.hear(m.RunSpared(SLOT, sent.child, sent.nonce))
+    desk.child_ends(m.Exit(term_signal=11))
+    assert "job-crashed" in desk.events()
+    assert run_id not in [release.run_id for release in desk.said(m.Release)]

@@ -49,6 +49,7 @@ class Run:
     reason: str | None = None  # why we ended it, recorded before the first signal
     ladder: Ladder | None = None
     ordered: bool = False  # a signal went to its child, which is therefore never used again
+    given_up: bool = False  # it did not start in time, so its child is being replaced
     stays: bool = False  # the child found itself clean and has not worked long: it may have another job
     verdict: Verdict | None = None
     undecided: bool = False  # shutdown began before the first verdict: that one decides

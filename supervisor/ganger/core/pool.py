@@ -424,6 +424,7 @@ class Pool:
             return
         # It was sent a job, seemed not to start it, and had started it after all.
         slot.move("spared")
+        run.given_up = False
         if run.phase is RunPhase.SENT:
             self._started(slot, run, now)
         run.ordered = True
@@ -583,6 +584,7 @@ class Pool:
             self.child_unkillable(m.ChildUnkillable(slot.name, slot.child, ()), now)
 
     def _replace_idle(self, slot: Slot, run: Run, now: m.Now) -> None:
+        run.given_up = True
         slot.move("kill")
         slot.limit_at = now.mono + bounds.KILL_PATIENCE
         self.out(m.ReplaceIdle(slot.name, slot.child, run.nonce))
@@ -654,6 +656,8 @@ class Pool:
             run.outcome = jobs.interrupted(run)
             self._tell_interrupted(slot, run)
             self._settle(slot, run)
+        elif run.given_up:
+            self._release(slot, run)  # it started at last, and ended, just before we killed its child for that
         elif run.reason is None and slot.jobs_run > 1:
             run.outcome = jobs.blamed_on_another(run)
             self.out(m.Emit("job-crashed", {**self._about(slot, run), **_end(exit), "goes": "to a fresh child"}))
