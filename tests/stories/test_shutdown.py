@@ -247,6 +247,7 @@ def test_each_policy(stage: Stage, policy: str, kind: str, outcome: str) -> None
     supervisor, job_id = started(stage, kind, {"seconds": seconds}, "--shutdown", policy, "--grace", "1")
     assert supervisor.stop() == 0
     supervisor.order("shutting-down", outcome, "completed-shutdown")
+    assert len(supervisor.named(outcome)) == 1
     if outcome == "job-finished":
         assert stage.archived(job_id)["status"] == "success"
     else:

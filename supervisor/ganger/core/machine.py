@@ -277,6 +277,7 @@ class Machine:
             return
         if self.phase is Phase.RUNNING:
             self.asked = now.mono
+            self.pool.draining = True
             self._emit("shutting-down", policy=self.rules.shutdown, running=len(self.pool.runs))
             for slot, run in self.pool.runs:
                 run.undecided = run.verdict is None

@@ -50,6 +50,7 @@ class Pool:
     nonces: int = 0
     template_alive: bool = False
     ever_ready: bool = False  # some child has been ready
+    draining: bool = False  # a child is only started for a run that waits for one
     closing: bool = False  # no child is started any more
     booted_badly: str | None = None  # the first child of all could not boot: why
 
@@ -136,6 +137,8 @@ class Pool:
                 self._replace_idle(slot, run, now)
         elif run.phase is RunPhase.WAITING:
             self._order_waiting(slot, run, reason)
+        elif reason == "shutdown" and isinstance(run.outcome, m.Release):
+            return  # that is what it was ended for
         elif reason not in CANCELS:  # a cancel comes too late: the attempt is over, and storing it will cancel it
             run.reason = reason
             run.outcome = jobs.interrupted(run)
@@ -452,7 +455,7 @@ class Pool:
 
     def _may_start(self, slot: Slot) -> bool:
         """Whether a warden or a child is wanted, apart from a pause."""
-        if self.closing:
+        if self.closing or (self.draining and slot.run is None):
             return False
         return self.template_alive if slot.state is State.VACANT else slot.state is State.BARE and not slot.dismissed
 
