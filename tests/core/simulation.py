@@ -116,7 +116,8 @@ class World:
         self.raised: set[UUID] = set()  # runs whose handler raised, and whose strategy began to be asked
         self.called: set[UUID] = set()  # runs whose failed_job began
         self.over: set[UUID] = set()  # runs of which it had heard the end
-        self.lost: set[UUID] = set()  # runs that were not over when it lost its lease
+        self.lost: set[UUID] = set()  # runs that it had when it lost its lease
+        self.forfeited: set[UUID] = set()  # those of them that were not over
         self.waiting_writes: list[Callable[[], None]] = []
         self.frozen_until = 0.0
         self.finish: m.Finish | None = None
@@ -845,7 +846,7 @@ class World:
             raise Violation(f"run {command.run_id} was settled twice")
         self.outcomes[command.run_id] = command
         self.given.discard(command.run_id)
-        if command.run_id in self.lost & self.sent:
+        if command.run_id in self.forfeited & self.sent:
             raise Violation("an outcome was decided after the lease was lost")
         self._check_run_gone(command.run_id, "was settled")
         if isinstance(command, m.Archive):
@@ -905,7 +906,16 @@ class World:
     def _emit(self, command: m.Emit) -> None:
         self.told.append((self.now, command.name, dict(command.data)))
         if command.name == "lease-lost":
-            self.lost |= self.given - self.over
+            self.lost |= self.given
+            self.forfeited |= self.given - self.over
+        elif command.name == "callback-error":
+            self._note_late_callback(UUID(command.data["job_id"]))
+
+    def _note_late_callback(self, job_id: UUID) -> None:
+        """It was given up, so all is decided, although its child has not said so."""
+        row = self.rows.get(job_id)
+        if row is not None and row.run_id is not None:
+            self.over.add(row.run_id)
 
     def _titlechanged(self, command: m.TitleChanged) -> None:
         if not 0 <= command.running <= command.slots:

@@ -69,6 +69,11 @@ class Run:
         self.since = now
 
     @property
+    def complete(self) -> bool:
+        """Whether there is nothing left to ask or to call, whatever becomes of its child."""
+        return self.outcome is not None and "failed_job" not in self.calls
+
+    @property
     def about(self) -> dict[str, Any]:
         """What every event about the run says of it."""
         return {

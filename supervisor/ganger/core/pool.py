@@ -115,7 +115,11 @@ class Pool:
         limits, and one that is not ours any more is nobody's.
         """
         run = slot.run
-        if run is None or run.phase is RunPhase.OVER or run.reason == FENCED:
+        if run is None or run.reason == FENCED:
+            return
+        if run.phase is RunPhase.OVER:
+            if reason == FENCED and not run.complete:
+                run.reason = FENCED  # what is still to be asked or called will not be
             return
         if run.phase is not RunPhase.RUNNING:
             self._order_beside_handler(slot, run, reason, now)
@@ -682,7 +686,7 @@ class Pool:
             self._strategy_lost(slot, run, f"the child that asked the retry strategy died ({how(exit)})")
         elif run.phase is RunPhase.CALLING:
             self._callback_lost(slot, run, f"the child that called it died ({how(exit)})")
-        if run.outcome is not None and "failed_job" not in run.calls:
+        if run.complete:
             self._settle(slot, run)
         elif run.postmortems < bounds.POSTMORTEMS:
             self._ask_postmortem(slot, run, now)
