@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,7 +47,12 @@ def tree(pid: int) -> list[psutil.Process]:
 def survivors(cookie: object) -> list[psutil.Process]:
     """The living processes, anywhere on this machine, that belong to the supervisor with this cookie."""
     mark = str(cookie).encode()
-    return [psutil.Process(pid) for pid in psutil.pids() if pid != os.getpid() and _carries(pid, mark) and alive(pid)]
+    found = []
+    for pid in psutil.pids():
+        if pid != os.getpid() and _carries(pid, mark) and alive(pid):
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
+    return found
 
 
 def nothing_left(whose: object | Iterable[int], limit: float = 6.0) -> None:

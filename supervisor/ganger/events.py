@@ -171,6 +171,8 @@ class Events:
     # In the writer's thread ------------------------------------------------------------------------------------------
 
     def _write(self, entries: Iterable[_Entry]) -> None:
+        for other in (self._out, self._err):
+            other.flush()  # what the application itself printed before stands before it
         stream, lines = self._err, list[str]()
         for entry in entries:
             wanted = self._err if entry.name else self._out
@@ -178,8 +180,6 @@ class Events:
                 stream.write("".join(lines))
                 stream, lines = wanted, []
             lines.append(self._render(entry, wanted.colour) + "\n")
-        for other in (self._out, self._err):
-            other.flush()  # what the application itself printed before stands before it
         stream.write("".join(lines))
 
     def _call(self, entries: Iterable[_Entry]) -> None:

@@ -182,10 +182,12 @@ class Gang:
         self._commands[type(command)](command)
 
     def reap(self) -> None:
-        """Wait for strangers that ended here. To be called now and then; does something as PID 1 only.
+        """Kill what came to us of a slot whose warden and template are dead (it may come a moment later than we heard
+        of that), and, as PID 1, wait for strangers that ended here. To be called now and then.
 
-        One that is waited for by somebody else in this process (``subprocess``) has time from one call to the next.
+        A stranger that somebody else in this process waits for (``subprocess``) has time from one call to the next.
         """
+        self._bury_adopted()
         if os.getpid() != 1:
             return
         zombies = {pid for pid in tree.children(1) if (seen := tree.stat(pid)) and seen.state == "Z"}
