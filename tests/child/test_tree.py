@@ -230,8 +230,8 @@ def holder(size, forks=0):
 def test_memory_that_is_shared_inside_the_tree_counts_once() -> None:
     alone, shared = run(MEMORY + "print(json.dumps([holder(64 * MIB), holder(64 * MIB, forks=3)]))")
     mib = 1 << 20
-    assert 60 * mib < alone < 80 * mib
-    assert 60 * mib < shared < 90 * mib
+    assert 56 * mib < alone < 80 * mib  # a little is taken off for what each member has from us
+    assert 50 * mib < shared < 90 * mib  # and not 2, as the private pages alone, or 256
 
 
 def test_memory_that_is_shared_with_us_does_not_count() -> None:
