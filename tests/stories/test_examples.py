@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 
-from tests.processes import nothing_left, tree
+from tests.processes import nothing_left, tree, wait_until
 from tests.terminal import ROOT, Terminal
 
 
@@ -75,6 +76,8 @@ def test_example_a(scene: Scene) -> None:
             worker.expect("job-finished", 3)
             other.press("\n")
         other.expect("Press Enter")
+        # Python shows the prompt before it reads; a Ctrl-C between the two is only seen with the next key.
+        wait_until(lambda: psutil.Process(other.process.pid).status() == psutil.STATUS_SLEEPING, 10, "it reads")
         other.ctrl_c()
         assert other.leave() == 0
         assert "Traceback" not in other.shown
