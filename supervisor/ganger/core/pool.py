@@ -1,25 +1,24 @@
 """The slots and their runs: who gets which job, what a message from a child means, and which step is due.
 
 A run is settled once: when its outcome is decided *and* nothing of it is left, which is the child's own word where it
-stays for another job, and its warden's word where it goes. Every failure passes through one place (``_fail``), asked
-either in the child that failed or, where that is dead, in a post-mortem in a fresh one.
+stays for another job, and its warden's word where it goes.
 
-The pool knows nothing of the database: outcomes go to the book.
+Three files, each building on the next: here what happens and when something is due; ``endings`` what the end of a run
+means; ``steps`` what is done to a slot. The pool knows nothing of the database: outcomes go to the book.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from ganger.core import job as jobs
 from ganger.core import messages as m
 from ganger.core import rules as bounds
+from ganger.core.endings import Endings
 from ganger.core.job import CANCELS, FENCED, LIMITS, Run
 from ganger.core.job import Phase as RunPhase
-from ganger.core.ladder import Ladder, Step
-from ganger.core.rules import Rules
+from ganger.core.ladder import Ladder
 from ganger.core.slot import Slot, State
 
 _OfRun = (
@@ -32,33 +31,12 @@ _OfRun = (
     | m.Verdict
     | m.MemoryHeld
 )
-Settle = Callable[[m.Outcome, "tuple[str, dict[str, Any]] | None"], None]
 
 
-@dataclass(slots=True)
-class Pool:
-    """``out`` takes commands, ``settle`` takes outcomes with what is to be told when they are stored."""
+class Pool(Endings):
+    """Messages of the gang come in through ``HANDLERS``, orders through the methods; ``Steps`` says what it is made of."""
 
-    rules: Rules
-    rng: Callable[[], float]
-    out: Callable[[m.Command], None]
-    settle: Settle
-    slots: dict[str, Slot] = field(default_factory=dict)
-    job_types: Mapping[str, m.TypeFacts] | None = None
-    generation: int = 0  # of the template that new wardens are forked from
-    children: int = 0  # numbers given so far
-    nonces: int = 0
-    template_alive: bool = False
-    ever_ready: bool = False  # some child has been ready
-    draining: bool = False  # a child is only started for a run that waits for one
-    closing: bool = False  # no child is started any more
-    booted_badly: str | None = None  # the first child of all could not boot: why
-
-    def __post_init__(self) -> None:
-        for lane, rule in enumerate(self.rules.lanes):
-            for number in range(1, rule.slots + 1):
-                slot = Slot(f"{rule.name}/{number}", lane)
-                self.slots[slot.name] = slot
+    __slots__ = ()
 
     # ---- what others ask of it -------------------------------------------------------------------------------------
 
@@ -98,15 +76,6 @@ class Pool:
         elif slot.state is State.IDLE:
             self._send(slot, run, now)
         return True
-
-    def _place_for(self, job: m.Job, lane: int) -> Slot | None:
-        """An idle slot (for a job that wants a fresh child, one whose child is fresh), else one that will be."""
-        own = [slot for slot in self.slots.values() if slot.lane == lane and slot.run is None]
-        idle = [slot for slot in own if slot.free]
-        if job.fresh:
-            idle.sort(key=lambda slot: slot.jobs_run)
-        coming = [slot for slot in own if slot.state in (State.BOOTING, State.LEAVING, State.BARE)]
-        return next(iter(idle or coming), None)
 
     def order(self, slot: Slot, reason: str, now: m.Now, *, grace: float | None = None, ask_only: bool = False) -> None:
         """End the slot's run for this reason: by the whole ladder, or by asking only.
@@ -166,12 +135,6 @@ class Pool:
             return
         self._settle(slot, run)
 
-    def _release(self, slot: Slot, run: Run) -> None:
-        """It was never started: back to the queue, uncounted."""
-        run.outcome = jobs.unstarted(run)
-        self.out(m.Emit("job-released", self._about(slot)))
-        self._settle(slot, run)
-
     def tell(self, slot: Slot) -> None:
         """Write the wish to stop down for a handler that looks, without a signal."""
         run = slot.run
@@ -207,13 +170,6 @@ class Pool:
         self.template_alive = True
         for slot in self.slots.values():
             self._renew_warden(slot)
-
-    def _renew_warden(self, slot: Slot) -> None:
-        """Let a warden of an older template go, once it has nothing to do."""
-        spare = slot.run is None and slot.state in (State.BARE, State.BOOTING, State.IDLE)
-        if spare and slot.generation not in (0, self.generation) and not slot.dismissed:
-            slot.dismissed = True
-            self.out(m.StopWarden(slot.name))
 
     def warden_started(self, event: m.WardenStarted, now: m.Now) -> None:
         slot = self.slots[event.slot]
@@ -529,54 +485,6 @@ class Pool:
             elif run.phase is RunPhase.WAITING:
                 yield self._waits_until(run)
 
-    # ---- steps -----------------------------------------------------------------------------------------------------
-
-    def _start_child(self, slot: Slot, now: m.Now) -> None:
-        slot.move("fork")
-        self.children += 1
-        slot.child = self.children
-        slot.jobs_run = 0
-        slot.kill_stage = 0
-        slot.limit_at = now.mono + self.rules.boot_timeout
-        self.out(m.StartChild(slot.name, slot.child))
-
-    def _send(self, slot: Slot, run: Run, now: m.Now) -> None:
-        slot.move("send")
-        run.enter(RunPhase.SENT, now.mono)
-        slot.limit_at = now.mono + bounds.START_LIMIT
-        if run.death is None:
-            self.out(m.Emit("handling-job", self._about(slot)))
-            self.out(m.SendJob(slot.name, slot.child, run.nonce, run.job, run.limits))
-        else:
-            run.enter(RunPhase.ASKING, now.mono)
-            slot.jobs_run += 1
-            slot.limit_at = now.mono + self.rules.callback_timeout + bounds.ASK_SLACK
-            self.out(m.SendPostmortem(slot.name, slot.child, run.nonce, run.job, run.limits, run.death))
-
-    def _climb(self, slot: Slot, run: Run, now: m.Now) -> None:
-        """Take the steps of the run's ladder that are due."""
-        if run.ladder is None:
-            return
-        for step in run.ladder.due(now.mono):
-            run.ordered = True
-            self.out(m.Emit("ladder-step", {**self._about(slot), "step": step.value, "reason": run.reason}))
-            if step is Step.INTERRUPT and run.reason != FENCED:
-                self.out(m.Interrupt(slot.name, slot.child, run.nonce, str(run.reason)))
-            elif step is Step.TERMINATE:
-                self.out(m.Terminate(slot.name, slot.child, run.nonce))
-            elif step is Step.KILL and slot.can("kill") and slot.state is not State.DYING:
-                slot.move("kill")
-                slot.limit_at = now.mono + bounds.KILL_PATIENCE
-                self.out(m.Kill(slot.name, slot.child, run.nonce))
-
-    def _kill(self, slot: Slot, now: m.Now, *, again: bool = False) -> None:
-        """Kill the child whatever it is doing."""
-        if not slot.can("kill") or (slot.state is State.DYING and not again):
-            return
-        slot.move("kill")
-        slot.limit_at = now.mono + bounds.KILL_PATIENCE
-        self.out(m.Kill(slot.name, slot.child))
-
     def _kill_harder(self, slot: Slot, now: m.Now) -> None:
         """The kill was not acknowledged, or the burial lasts too long."""
         slot.kill_stage += 1
@@ -589,209 +497,6 @@ class Pool:
             self.out(m.KillDirectly(slot.name, slot.child))
         else:
             self.child_unkillable(m.ChildUnkillable(slot.name, slot.child, ()), now)
-
-    def _replace_idle(self, slot: Slot, run: Run, now: m.Now) -> None:
-        run.given_up = True
-        slot.move("kill")
-        slot.limit_at = now.mono + bounds.KILL_PATIENCE
-        self.out(m.ReplaceIdle(slot.name, slot.child, run.nonce))
-
-    def _retire(self, slot: Slot, now: m.Now) -> None:
-        slot.move("retire")
-        slot.limit_at = now.mono + bounds.LEAVE_LIMIT
-        self.out(m.Retire(slot.name, slot.child))
-
-    def _pause(self, slot: Slot, now: m.Now) -> None:
-        """Wait before the next boot: 1, 2, 4 … seconds, spread by up to a quarter."""
-        slot.failures += 1
-        seconds = min(bounds.BACKOFF_LIMIT, 2.0 ** min(slot.failures - 1, 10))
-        slot.wait_until = now.mono + seconds * (1 + 0.25 * self.rng())
-
-    # ---- endings ---------------------------------------------------------------------------------------------------
-
-    def _note(self, run: Run, event: m.JobReturned | m.StrategyAsked | m.JobRaised) -> None:
-        """Keep what the child tells of a handler that has ended."""
-        run.limit_at = None
-        if not isinstance(event, m.JobReturned):
-            run.error = event.error
-        run.facts |= {"wall_s": event.wall_s, "cpu_s": event.cpu_s, "max_rss": event.max_rss}
-
-    def _may_stay(self, run: Run, event: m.JobReturned | m.JobRaised) -> bool:
-        return event.clean and event.worked_s < self.rules.recycle_after and not run.ordered
-
-    def _let_go(self, slot: Slot, run: Run, now: m.Now) -> None:
-        """The child has said all: it stays for another job, and the outcome is settled; or it goes first."""
-        if slot.state is not State.BUSY:
-            return
-        if run.stays and not run.ordered and run.outcome is not None and slot.generation == self.generation:
-            slot.move("keep")
-            self._settle(slot, run)
-        else:
-            self._retire(slot, now)
-
-    def _after_child(self, slot: Slot, run: Run, exit: m.Exit, now: m.Now) -> None:
-        """Nothing of the run's child is left. Settle, or find out what its death means."""
-        if run.reason == FENCED:
-            self._settle(slot, run)
-        elif run.phase is RunPhase.SENT:
-            self._died_unstarted(slot, run)
-        elif run.phase is RunPhase.RUNNING:
-            self._died_running(slot, run, exit, now)
-        else:
-            self._died_afterwards(slot, run, exit, now)
-
-    def _cancel(self, slot: Slot, run: Run, reason: str) -> None:
-        run.outcome = jobs.cancelled(run, reason)
-        run.news = ("job-cancelled", {**self._about(slot), "reason": reason})
-
-    def _died_unstarted(self, slot: Slot, run: Run) -> None:
-        if run.reason in CANCELS:
-            self._cancel(slot, run, run.reason)
-            self._settle(slot, run)
-        else:
-            self._release(slot, run)
-
-    def _died_running(self, slot: Slot, run: Run, exit: m.Exit, now: m.Now) -> None:
-        assert run.started is not None
-        run.facts |= {"wall_s": now.mono - run.started, "exit_code": exit.exit_code, "term_signal": exit.term_signal}
-        if slot.jobs_run == 1:
-            run.facts |= {"cpu_s": exit.cpu_s, "max_rss": exit.max_rss}
-        if run.reason in CANCELS:
-            self._cancel(slot, run, run.reason)
-            self._settle(slot, run)
-        elif run.reason == "shutdown":
-            run.outcome = jobs.interrupted(run)
-            self._tell_interrupted(slot, run)
-            self._settle(slot, run)
-        elif run.given_up:
-            self._release(slot, run)  # it started at last, and ended, just before we killed its child for that
-        elif run.reason is None and slot.jobs_run > 1:
-            run.outcome = jobs.blamed_on_another(run)
-            self.out(m.Emit("job-crashed", {**self._about(slot, run), **_end(exit), "goes": "to a fresh child"}))
-            self._settle(slot, run)
-        else:
-            reason = run.reason or "crash"
-            run.death = self._death(run, reason, exit)
-            self._failed(slot, run, reason)
-            self._ask_postmortem(slot, run, now)
-
-    def _died_afterwards(self, slot: Slot, run: Run, exit: m.Exit, now: m.Now) -> None:
-        """The handler had ended. What strategy or callback took with it gets another child."""
-        if run.phase is RunPhase.ASKING and run.reason in CANCELS:
-            self._cancel(slot, run, str(run.reason))
-        elif run.phase is RunPhase.ASKING and run.reason == "shutdown":
-            run.outcome = jobs.interrupted(run)
-            self._tell_interrupted(slot, run)
-        elif run.phase is RunPhase.ASKING:
-            self._strategy_lost(slot, run, f"the child that asked the retry strategy died ({how(exit)})")
-        elif run.phase is RunPhase.CALLING:
-            self._callback_lost(slot, run, f"the child that called it died ({how(exit)})")
-        if run.complete:
-            self._settle(slot, run)
-        elif run.postmortems < bounds.POSTMORTEMS:
-            self._ask_postmortem(slot, run, now)
-        else:
-            self._abandon(slot, run, f"{run.postmortems} children died over it")
-
-    def _ask_postmortem(self, slot: Slot, run: Run, now: m.Now) -> None:
-        """The run stays in its slot, for the next child to be asked about it."""
-        run.enter(RunPhase.WAITING, now.mono)
-        run.postmortems += 1
-        run.ordered = False
-        if slot.state is not State.QUARANTINED:
-            return
-        slot.run = None
-        other = self._place_for(run.job, slot.lane)
-        if other is None:
-            slot.run = run
-            self._abandon(slot, run, "no slot is left for it")
-            return
-        other.run = run
-        if other.state is State.IDLE:
-            self._send(other, run, now)
-
-    def _death(self, run: Run, reason: str, exit: m.Exit | None = None) -> dict[str, Any]:
-        death: dict[str, Any] = {"reason": reason, "timeout": run.limits.timeout, "memory": run.limits.memory}
-        death["held"] = run.facts.get("held")
-        if exit is not None:
-            death |= {"exit_code": exit.exit_code, "term_signal": exit.term_signal}
-        return death
-
-    def _failed(self, slot: Slot, run: Run, reason: str) -> None:
-        """Tell how the attempt failed, and remember it."""
-        run.failed = reason
-        told: dict[str, Any] = {"wall_s": run.facts.get("wall_s"), "error": run.error}
-        if reason in LIMITS:
-            told[reason] = getattr(run.limits, reason)
-        told |= {key: (run.death or {}).get(key) for key in ("exit_code", "term_signal")}
-        told["held"] = run.facts.pop("held", None)
-        told = {key: value for key, value in told.items() if value is not None}
-        self.out(m.Emit(jobs.ENDINGS[reason].event, {**self._about(slot, run), **told}))
-
-    def _fail(self, slot: Slot, run: Run, event: m.JobRaised) -> None:
-        """A child has asked the strategy, or answers a post-mortem. Decide what follows and which callbacks run."""
-        if run.outcome is not None:
-            return  # decided before, in a child that died before it called failed_job
-        if run.failed is None:
-            self._failed(slot, run, run.reason if run.reason in LIMITS else event.reason)
-        run.error = event.error
-        if event.strategy_error is not None:
-            self.out(m.Emit("retry-strategy-error", {**self._about(slot), "error": event.strategy_error}))
-        self._decide(slot, run, event.strategy)
-        retried = isinstance(run.outcome, m.Retry)
-        run.calls = ("failed_attempt",) if retried else ("failed_attempt", "failed_job")
-
-    def _strategy_lost(self, slot: Slot, run: Run, message: str) -> None:
-        """The strategy hangs or took its child with it. It is not asked again; the callbacks still have their turn."""
-        self.out(m.Emit("retry-strategy-error", {**self._about(slot), "error": {"message": message}}))
-        self._ask_no_more(run)
-
-    def _callback_lost(self, slot: Slot, run: Run, message: str) -> None:
-        self.out(m.Emit("callback-error", {**self._about(slot), "error": {"message": message}}))
-        self._ask_no_more(run)
-
-    def _ask_no_more(self, run: Run) -> None:
-        run.death = {**(run.death or {"reason": run.failed, "error": run.error}), "ask": False}
-
-    def _abandon(self, slot: Slot, run: Run, message: str) -> None:
-        """There is nobody to ask the strategy or to call failed_job."""
-        name = "retry-strategy-error" if run.outcome is None else "callback-error"
-        self.out(m.Emit(name, {**self._about(slot), "error": {"message": message}}))
-        if run.outcome is None:
-            self._decide(slot, run, None)
-        self._settle(slot, run)
-
-    def _decide(self, slot: Slot, run: Run, strategy: m.Strategy | None) -> None:
-        assert run.failed is not None
-        failure = jobs.failed(run, run.failed, strategy, self.rules)
-        run.outcome = failure.outcome
-        about = {**self._about(slot), "retries_left": failure.retries_left}
-        if failure.delay is None:
-            self.out(m.Emit("not-retrying", about))
-        else:
-            self.out(m.Emit("retrying", {**about, "retry_in": failure.delay}))
-
-    def _settle(self, slot: Slot, run: Run) -> None:
-        """The run is over and nothing of it is left."""
-        slot.run = None
-        if run.outcome is not None and run.reason != FENCED:
-            self.settle(run.outcome, run.news)
-        self._renew_warden(slot)
-
-    # ---- words -----------------------------------------------------------------------------------------------------
-
-    def _tell_interrupted(self, slot: Slot, run: Run, event: m.JobRaised | None = None) -> None:
-        data = {**self._about(slot, run), "wall_s": run.facts.get("wall_s")}
-        if event is None or event.clean_interrupt:
-            self.out(m.Emit("job-interrupted", data))
-        else:
-            self.out(m.Emit("handle-job-exception-with-interrupt", {**data, "error": event.error}))
-
-    def _about(self, slot: Slot, run: Run | None = None) -> dict[str, Any]:
-        run = run or slot.run
-        about = run.about if run is not None else {}
-        pid = slot.pid if run is None else run.facts.get("pid", slot.pid)  # a post-mortem tells of another process
-        return {**about, "slot": slot.name, "pid": pid}
 
     def _run_of(self, event: _OfRun) -> tuple[Slot, Run | None]:
         """The run that a message speaks of, if the slot still has it."""
@@ -821,14 +526,3 @@ class Pool:
         m.KillAcknowledged: kill_acknowledged,
         m.RunSpared: run_spared,
     }
-
-
-def how(exit: m.Exit) -> str:
-    """How a process ended, in words."""
-    if exit.term_signal is not None:
-        return f"signal {exit.term_signal}"
-    return f"exit code {exit.exit_code}"
-
-
-def _end(exit: m.Exit) -> dict[str, Any]:
-    return {"exit_code": exit.exit_code, "term_signal": exit.term_signal}
