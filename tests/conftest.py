@@ -37,7 +37,7 @@ held = pytest.StashKey[IO[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     for number in (signal.SIGINT, signal.SIGQUIT):
-        if signal.getsignal(number) is signal.SIG_IGN:  # a shell's `scripts/test &`: what stories start would inherit it
+        if signal.getsignal(number) is signal.SIG_IGN:  # by `scripts/test &`, and what stories start inherits it
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if hasattr(config, "workerinput"):
         return
