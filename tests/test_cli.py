@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from ganger import cli
+from ganger import cli, config
 from ganger.config import OPTIONS, ConfigError
 from ganger.locate import named
 
@@ -162,6 +162,18 @@ def test_check_tells_what_does_not_load_without_loading_it_here(ganger: Ganger, 
     code, out, err = ganger("check", "goodjobs:handlers", "--database-url", postgres)
     assert re.search(r"^handlers  ok +goodjobs:handlers loads; job types: x$", out, re.M)
     assert not {"badjobs", "goodjobs"} & set(sys.modules)
+
+
+def test_check_notes_a_container_that_is_killed_as_a_whole(
+    ganger: Ganger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Correction 16: with memory.oom.group one job's memory costs the whole container; it is no mistake, so no code."""
+    code, out, _ = ganger("check", "--database-url", "postgresql://localhost:1/none")
+    assert str(tmp_path) not in out
+    monkeypatch.setattr(config, "killed_as_a_whole", lambda: tmp_path / "pod")
+    noted, out, _ = ganger("check", "--database-url", "postgresql://localhost:1/none")
+    assert noted == code
+    assert re.search(r"^memory    note   .*/pod/memory.oom.group is 1: .*memory limit", out, re.M)
 
 
 def test_check_gives_up_on_handlers_that_do_not_end_loading(ganger: Ganger, tmp_path: Path) -> None:

@@ -160,6 +160,19 @@ def test_the_quota_of_a_control_group_above_ours_counts(tmp_path: Path) -> None:
     assert config._cpu_quotas(tmp_path, mine) == [1.5]
 
 
+def test_a_control_group_that_is_killed_as_a_whole_is_found(tmp_path: Path) -> None:
+    (tmp_path / "pod/box").mkdir(parents=True)
+    (tmp_path / "pod/box/memory.oom.group").write_text("0\n")
+    mine = tmp_path / "mine"
+    mine.write_text("4:memory:/pod\n0::/pod/box\n")
+    assert config.killed_as_a_whole(tmp_path, mine) is None
+    (tmp_path / "pod/memory.oom.group").write_text("1\n")
+    assert config.killed_as_a_whole(tmp_path, mine) == tmp_path / "pod"
+    mine.write_text("4:memory:/pod\n")
+    assert config.killed_as_a_whole(tmp_path, mine) is None
+    assert config.killed_as_a_whole(tmp_path, tmp_path / "none") is None
+
+
 def test_the_quota_of_version_1(tmp_path: Path) -> None:
     (tmp_path / "cpu/box").mkdir(parents=True)
     (tmp_path / "cpu/box/cpu.cfs_quota_us").write_text("200000\n")

@@ -515,6 +515,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]], empty: str) ->
 # ---------------------------------------------------------------------------------------------------------------------
 # check
 
+_OOM_GROUP: Final = (
+    "where memory runs out, the kernel kills the supervisor together with the one job that took it; "
+    "give jobs a memory limit well below the container's."
+)
 _LOADER: Final = """
 import json, os, sys
 from ganger_child.handlers import load
@@ -544,7 +548,10 @@ def check(options: argparse.Namespace) -> int:
             code, sentence = _explain(error)
             verdict = "WRONG", sentence
             codes.append(code)
-        print(f"{what:<9} {verdict[0]:<6} {' '.join(verdict[1].split())}", flush=True)
+        show(what, *verdict)
+
+    def show(what: str, verdict: str, sentence: str) -> None:
+        print(f"{what:<9} {verdict:<6} {' '.join(sentence.split())}", flush=True)
 
     settings: dict[str, Any] = {}
     given = {name: getattr(options, name, None) for name in OPTIONS}
@@ -558,6 +565,9 @@ def check(options: argparse.Namespace) -> int:
     if "target" in settings:
         say("handlers", lambda: _look_at_handlers(Config(**settings)))
     say("database", lambda: _look_at_database(settings))
+    group = config.killed_as_a_whole()
+    if group is not None:
+        show("memory", "note", f"{group}/memory.oom.group is 1: {_OOM_GROUP}")
     return next((code for code in codes if code), OK)
 
 

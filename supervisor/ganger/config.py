@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,8 @@ _FLAGS: Final = {
     "no": False,
     "off": False,
 }
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_MINE: Final = Path("/proc/self/cgroup")
 _SCHEMA: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # what ganger.sql takes too
 _REFERENCE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -396,25 +399,37 @@ def usable_cpus() -> int:
     return max(1, min([count, *(math.ceil(quota) for quota in _cpu_quotas())]))
 
 
-def _cpu_quotas(cgroups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> list[float]:
-    """Read the CPU quota of our control group and of those above it (version 2, then version 1)."""
-    quotas = []
+def killed_as_a_whole(cgroups: Path = _CGROUPS, mine: Path = _MINE) -> Path | None:
+    """The control group around us, if any, that the kernel kills with all its processes where memory runs out for one
+    (memory.oom.group, which only version 2 has)."""
+    for folder, version_2 in _control_groups("memory", cgroups, mine):
+        with suppress(OSError):
+            if version_2 and (folder / "memory.oom.group").read_text().strip() == "1":
+                return folder
+    return None
+
+
+def _cpu_quotas(cgroups: Path = _CGROUPS, mine: Path = _MINE) -> list[float]:
+    """Read the CPU quota of our control group and of those above it."""
+    quotas = (_quota(folder, version_2=version_2) for folder, version_2 in _control_groups("cpu", cgroups, mine))
+    return [quota for quota in quotas if quota]
+
+
+def _control_groups(controller: str, cgroups: Path = _CGROUPS, mine: Path = _MINE) -> Iterator[tuple[Path, bool]]:
+    """Our control group and those above it, from the inside to the outside; true for version 2, false for version 1."""
     try:
         lines = [line.split(":", 2) for line in mine.read_text().splitlines()]
     except OSError:
-        return []
+        return
     for _, controllers, path in lines:
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        root = cgroups if not controllers else cgroups / "cpu"
+        root = cgroups / controller if controllers else cgroups
         group = root / path.lstrip("/")
         for folder in (group, *group.parents):
             if root != folder and root not in folder.parents:
                 break
-            quota = _quota(folder, version_2=not controllers)
-            if quota:
-                quotas.append(quota)
-    return quotas
+            yield folder, not controllers
 
 
 def _quota(folder: Path, *, version_2: bool) -> float | None:
