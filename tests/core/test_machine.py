@@ -9,7 +9,8 @@ import pytest
 
 from ganger.core import messages as m
 from ganger.core.machine import Machine
-from ganger.core.rules import CLOSE_LIMIT, START_LIMIT, LaneRules, Rules
+from ganger.core.rules import BOOT_CRASHES, CLOSE_LIMIT, START_LIMIT, LaneRules, Rules
+from ganger.core.slot import State
 
 C = TypeVar("C", bound=m.Command)
 SLOT = "default/1"
@@ -301,6 +302,49 @@ def test_what_had_finished_is_stored_before_it_registers_anew() -> None:
     assert len(desk.said(m.Register)) == 1
     desk.hear(m.Stored(run_id, "stored"))
     assert [register.former for register in desk.said(m.Register)] == [None, 1]
+
+
+# ---- children that do not boot ---------------------------------------------------------------------------------------
+
+
+def boots_and_dies(desk: Desk, error: str | None = None) -> None:
+    """The slot's next child ends before it is ready, perhaps with a word."""
+    for _ in range(100):
+        if desk.machine.pool.slots[SLOT].state is State.BOOTING:
+            break
+        desk.wait(0.5)
+    child = desk.said(m.StartChild)[-1].child
+    desk.hear(m.ChildStarted(SLOT, child, 11))
+    if error is not None:
+        desk.hear(m.ChildBootFailed(SLOT, child, error))
+    desk.child_ends(m.Exit(term_signal=11) if error is None else m.Exit(exit_code=1))
+
+
+def test_first_children_that_die_without_a_word_are_tried_a_few_times_and_then_end_the_supervisor() -> None:
+    desk = Desk().registered()
+    for count in range(1, BOOT_CRASHES + 1):
+        assert desk.machine.exit_code == 0
+        boots_and_dies(desk)
+        assert desk.events().count("boot-failed") == count
+    assert desk.machine.exit_code == 2
+    assert "signal 11" in [each.data["error"] for each in desk.said(m.Emit) if each.name == "boot-failed"][-1]
+    assert not desk.said(m.Claim)
+
+
+def test_one_that_says_why_it_cannot_boot_is_told_once_and_ends_it_at_once() -> None:
+    desk = Desk().registered()
+    boots_and_dies(desk, "RuntimeError: no such device")
+    assert desk.events().count("boot-failed") == 1
+    assert desk.machine.exit_code == 2
+
+
+def test_once_a_child_was_ready_later_ones_that_die_are_tried_again_for_ever() -> None:
+    desk = Desk().idle()
+    desk.hear(m.ChildExited(SLOT, desk.said(m.StartChild)[-1].child, m.Exit(term_signal=9)))
+    for _ in range(BOOT_CRASHES + 1):
+        boots_and_dies(desk)
+    assert desk.machine.exit_code == 0
+    assert len(desk.said(m.StartChild)) == BOOT_CRASHES + 2
 
 
 # ---- a job that does not start ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ganger.core import job as jobs
 from ganger.core import messages as m
 from ganger.core import rules as bounds
-from ganger.core.endings import Endings
+from ganger.core.endings import Endings, how
 from ganger.core.job import CANCELS, FENCED, LIMITS, Run
 from ganger.core.job import Phase as RunPhase
 from ganger.core.ladder import Ladder
@@ -224,7 +224,9 @@ class Pool(Endings):
         if not event.forked:
             slot.move("buried")
             self._pause(slot, now)
-        elif not self.ever_ready:
+            return
+        slot.complained = True
+        if not self.ever_ready:
             self.booted_badly = event.error
 
     def child_exited(self, event: m.ChildExited, now: m.Now) -> None:
@@ -237,8 +239,18 @@ class Pool(Endings):
         slot.pid = None
         if state is State.BOOTING or (run is not None and run.phase is RunPhase.SENT and run.reason is None):
             self._pause(slot, now)
+        if state is State.BOOTING and not (slot.complained or slot.dismissed):
+            self._died_booting(slot, event.exit)
         if run is not None and run.phase is not RunPhase.WAITING:
             self._after_child(slot, run, event.exit, now)
+
+    def _died_booting(self, slot: Slot, exit: m.Exit) -> None:
+        """A start hook took the child with it, or somebody killed it. Once may be bad luck, and later it is tried again
+        ever more slowly; where no child was ever ready, some tries are enough to tell that none will be."""
+        error = f"the child ended before it was ready ({how(exit)})"
+        self.out(m.Emit("boot-failed", {"slot": slot.name, "error": error}))
+        if not self.ever_ready and slot.failures >= bounds.BOOT_CRASHES:
+            self.booted_badly = error
 
     def child_unkillable(self, event: m.ChildUnkillable, now: m.Now) -> None:
         """SIGKILL did not end it. Its job is settled, its slot is not used; a later burial frees the slot."""

@@ -43,6 +43,7 @@ class Rules:
 START_LIMIT = 10.0  # a job sent to an idle child must have started
 WATCH_AFTER = 0.25  # a run this old is worth watching; a shorter one never wakes its warden
 LEAVE_LIMIT = 6.0  # a retired child flushes (5 s at most) and exits
+BOOT_CRASHES = 3  # of a slot, where no child was ever ready: nobody would be any wiser by trying once more
 POSTMORTEMS = 3  # of one run: a strategy, then a callback may take the child with them, then failed_job has its turn
 ASK_SLACK = 1.0  # a strategy that can be interrupted ends by itself at callback_timeout
 KILL_PATIENCE = 0.5  # a warden acknowledges a kill, then gets SIGCONT, then is killed itself

@@ -62,6 +62,7 @@ class Slot:
     jobs_run: int = 0  # by this child
     run: Run | None = None
     failures: int = 0  # boots in a row that failed
+    complained: bool = False  # its child has said why it cannot boot
     wait_until: float = 0.0  # a pause between such boots
     limit_at: float | None = None  # when the present state has lasted too long
     kill_stage: int = 0  # how far the kill of this child has got: ordered, continued, killed directly

@@ -70,6 +70,7 @@ class Steps:
         slot.child = self.children
         slot.jobs_run = 0
         slot.kill_stage = 0
+        slot.complained = False
         slot.limit_at = now.mono + self.rules.boot_timeout
         self.out(m.StartChild(slot.name, slot.child))
 
