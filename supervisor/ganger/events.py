@@ -265,7 +265,7 @@ def _shown(key: str, value: Any) -> str:
     if key == "error":
         text = _error(value)[0]
     elif key == "term_signal" and value in set(signal.Signals):
-        text = signal.Signals(value).name
+        text = f"signal {value} ({signal.Signals(value).name})"
     elif key in _SECONDS and isinstance(value, int | float):
         text = f"{value:.2f} s" if value < 60 else f"{value:.0f} s"
     elif key in _SIZES and isinstance(value, int | float):

@@ -410,6 +410,29 @@ async def async_leaves_tasks(job: Job) -> int:
     return len(asyncio.all_tasks() - {task})
 
 
+@handlers.job("async-exit")
+async def async_exit(job: Job) -> None:
+    """Leave by SystemExit, from one of the places in which asyncio stops its whole loop for it."""
+
+    async def leave() -> None:
+        sys.exit("bad input")
+
+    if job.payload == "callback":
+        asyncio.get_running_loop().call_soon(sys.exit, "bad input")
+    elif job.payload in ("task", "stubborn", "thread"):
+        held = asyncio.create_task(leave(), name="leaves")
+        assert held
+    else:
+        await leave()
+    while True:
+        try:
+            await (asyncio.to_thread(time.sleep, 60) if job.payload == "thread" else asyncio.sleep(60))
+        except asyncio.CancelledError:
+            print("cancelled by", job.payload)
+            if job.payload != "stubborn":
+                raise
+
+
 @handlers.job("asyncio-run")
 def asyncio_run(job: Job) -> None:
     async def main() -> None:

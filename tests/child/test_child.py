@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,11 @@ def test_callbacks_that_nobody_declared_are_no_error(shared: Driver) -> None:
         ),
         ({"reason": "crash", "term_signal": 11}, "JobCrashed", "the job's process was killed by signal 11 (SIGSEGV)"),
         (
+            {"reason": "crash", "term_signal": 9},
+            "JobCrashed",
+            "the job's process was killed by signal 9 (possibly OOM)",
+        ),
+        (
             {"reason": "crash", "exit_code": 0, "term_signal": None},
             "JobCrashed",
             "the job's process exited with code 0 before it had reported an outcome",
@@ -427,6 +433,20 @@ def test_tasks_that_a_coroutine_leaves_are_cancelled(shared: Driver) -> None:
 def test_small_jobs_leave_the_child_clean_also_as_coroutines(fresh: Driver) -> None:
     for job_type in ("echo", "aecho", "constant", "echo"):
         assert fresh.run(job_type, 1)["clean"] is True
+
+
+@pytest.mark.parametrize("payload", ["coroutine", "task", "callback", "thread", "stubborn"])
+def test_an_exit_anywhere_in_a_coroutine_ends_the_job_and_nothing_of_it_goes_on(fresh: Driver, payload: str) -> None:
+    """D04, https://github.com/DaehwanKimLab/hisat-genotype/issues/56: asyncio stops its loop for a SystemExit in any
+    task or callback, in the middle of the job's own coroutine; that must not go on in the next job of this child.
+    """
+    began = time.monotonic()
+    report = fresh.run("async-exit", payload)
+    assert time.monotonic() - began < 3 * 1.0
+    assert (report.op, report["reason"]) == ("raised", "exception")
+    assert (report["error"]["type"], report["error"]["message"]) == ("SystemExit", "bad input")
+    assert fresh.run("aecho", "next").op == "returned"
+    assert fresh.output().count("cancelled by") == (0 if payload == "coroutine" else 1)
 
 
 @pytest.mark.parametrize("payload", ["timer", "signals"])

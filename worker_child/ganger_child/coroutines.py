@@ -9,14 +9,18 @@ This file may not import asyncio before the first coroutine appears: most applic
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from inspect import CORO_CLOSED, getcoroutinestate
+from typing import TYPE_CHECKING, Any, Final
 
 from ganger_child.errors import JobInterrupted
 from ganger_child.interrupt import Interrupt
 
 if TYPE_CHECKING:
     import asyncio
+
+_PATIENCE: Final = 1.0  # seconds for tasks that are cancelled because one of them has ended the job
 
 
 class Coroutines:
@@ -42,14 +46,21 @@ class Coroutines:
             return value
         import asyncio
 
+        main = _main(value, interrupt, keep_tasks)
         try:
-            return self.open().run(_main(value, interrupt, keep_tasks), context=context)
+            return self.open().run(main, context=context)
         except asyncio.CancelledError as cancelled:
             if interrupt is not None and interrupt.raised is not None:
                 raise interrupt.raised from cancelled
             raise
         except JobInterrupted:  # raised hard, in the middle of the loop: let the tasks clean up, and begin anew
             self.close()
+            raise
+        except (KeyboardInterrupt, SystemExit):
+            if getcoroutinestate(main) != CORO_CLOSED:
+                self._abandon(
+                    main
+                )  # raised in another task or a callback, which stops the loop in the middle of the job
             raise
         finally:
             if interrupt is not None:
@@ -69,6 +80,22 @@ class Coroutines:
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()
+
+    def _abandon(self, main: Coroutine[Any, Any, Any]) -> None:
+        """Cancel what is left in the loop, let it clean up for a while, and never run this loop again."""
+        import asyncio
+
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        loop = runner.get_loop()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+            if task.get_coro() is main:  # which waits for the others that the job has started
+                task.add_done_callback(lambda _: loop.stop())
+        loop.call_later(_PATIENCE, loop.stop)
+        with suppress(SystemExit):  # a second one
+            loop.run_forever()
 
 
 async def _main(coroutine: Coroutine[Any, Any, Any], interrupt: Interrupt | None, keep_tasks: bool) -> Any:

@@ -128,7 +128,7 @@ def postmortem(death: Mapping[str, Any], limits: Mapping[str, Any]) -> BaseExcep
 
 def _crash(reason: object, exit_code: int | None, term_signal: int | None) -> str:
     if term_signal is not None:
-        return f"the job's process was killed by signal {term_signal} ({_signal_name(term_signal)})"
+        return f"the job's process was killed by signal {term_signal} ({_signal_hint(term_signal)})"
     if exit_code == CANNOT_REPORT:
         return "the handler closed or replaced the descriptors through which its outcome is reported"
     if exit_code is not None:
@@ -136,7 +136,10 @@ def _crash(reason: object, exit_code: int | None, term_signal: int | None) -> st
     return "the job was lost with what ran it" if reason == "lost" else "the job's process is gone"
 
 
-def _signal_name(number: int) -> str:
+def _signal_hint(number: int) -> str:
+    """Name a signal; of SIGKILL say what most often sends it, for the kernel tells nobody but its own log."""
+    if number == signal.SIGKILL:
+        return "possibly OOM"
     try:
         return signal.Signals(number).name
     except ValueError:
