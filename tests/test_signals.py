@@ -81,6 +81,17 @@ def test_what_was_there_before_is_there_again() -> None:
     assert [signal.getsignal(number) for number in HANDLED] == before
 
 
+def test_signals_that_the_starter_blocked_come_through() -> None:
+    """A mask is inherited through exec: some service managers and threads start programs with everything blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    try:
+        with Signals() as signals:
+            assert asked(signals, signal.SIGTERM) == ["graceful"]
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | set(HANDLED)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @pytest.fixture
 def ignored_hangup() -> Iterator[None]:
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)

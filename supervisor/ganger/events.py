@@ -414,7 +414,9 @@ def _write_all(fd: int, data: bytes) -> None:
         try:
             view = view[os.write(fd, view) :]
         except BlockingIOError:  # somebody who shares the terminal made it non-blocking
-            select.select([], [fd], [])
+            watch = select.poll()
+            watch.register(fd, select.POLLOUT)
+            watch.poll()
 
 
 def _wants_colour(stream: TextIO | None) -> bool:

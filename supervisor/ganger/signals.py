@@ -29,6 +29,7 @@ class Signals:
             end.setblocking(False)
         self._former: dict[int, object] = {}
         self._former_fd = -1
+        self._former_mask: set[int | signal.Signals] = set()
         self._interrupts = 0
         self._last_interrupt: float | None = None
         self._waiting: list[int] = []  # numbers read while waiting for something else
@@ -40,9 +41,11 @@ class Signals:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue
             self._former[number] = signal.signal(number, _ring)
+        self._former_mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)  # our starter may block all
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._former_mask)
         for number, handler in self._former.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._former_fd)
@@ -59,7 +62,9 @@ class Signals:
 
     def wait(self, seconds: float) -> bool:
         """Sleep, but not longer than until a signal asks to stop; whether one did."""
-        select.select([self._bell], [], [], seconds)
+        watch = select.poll()  # select cannot take a number over 1023
+        watch.register(self._bell, select.POLLIN)
+        watch.poll(seconds * 1000)
         self._waiting += self._read()
         return any(number in STOPS or number == signal.SIGINT for number in self._waiting)
 

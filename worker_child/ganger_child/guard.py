@@ -25,6 +25,7 @@ from os import (
     kill,
     listdir,
     read,
+    set_inheritable,
     setsid,
     write,
 )
@@ -119,8 +120,15 @@ def unblock_signals() -> None:
 
 
 def move_fd_high(fd: int) -> int:
-    """Move a descriptor to a number at or above ``HIGH``, close-on-exec, and return the new number."""
-    moved = fcntl(fd, F_DUPFD_CLOEXEC, HIGH)
+    """Move a descriptor to a number at or above ``HIGH``, close-on-exec, and return the new number.
+
+    Where a low limit on descriptors has no such number, it stays where it is.
+    """
+    try:
+        moved = fcntl(fd, F_DUPFD_CLOEXEC, HIGH)
+    except OSError:
+        set_inheritable(fd, False)
+        return fd
     close(fd)
     return moved
 
