@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from select import POLLIN, poll
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 from time import monotonic
@@ -27,6 +27,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from ganger.core import messages as m
+from ganger.core.job import ENDINGS
 from ganger_child import guard, launch, tree
 from ganger_child.options import Options
 from ganger_child.trust import TrustWriter
@@ -38,6 +39,10 @@ LINE: Final = 8 * 1024  # bytes; longer lines are cut into pieces
 RESULT_SLACK: Final = 64 * 1024  # bytes that a message may have beside its result
 TOO_MUCH_GARBAGE: Final = 100
 LONGEST_TYPE: Final = 200  # characters of a job type that a process title can use
+LONGEST_DELAY: Final = 100 * 366 * 86400.0  # seconds; the child lets no strategy say more
+_ERROR: Final = ("type", "message", "traceback")
+_CALLBACKS: Final = ("failed_attempt", "failed_job")
+_NO_WORD: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)  # what reading nonsense raises
 _CLOSE_BOUND: Final = 2.0  # seconds until what should be gone at the end is killed
 _BURY_BOUND: Final = 0.25  # seconds that the loop may stand still when template and warden are both dead
 
@@ -290,7 +295,7 @@ class Gang:
             try:
                 if handle is not None:
                     handle(template, word)
-            except (KeyError, TypeError, ValueError, OSError):
+            except (*_NO_WORD, OSError):
                 pass  # the module that it imports can write here too; OSError: we are out of descriptors
             finally:
                 word.close()
@@ -377,7 +382,7 @@ class Gang:
             try:
                 if child is not None and handle is not None and word["child"] == child.number:
                     handle(warden, child, word)
-            except (KeyError, TypeError, ValueError, OSError):
+            except (*_NO_WORD, OSError):
                 pass  # as for the template; a child that is not known to have started is given up by the core
             finally:
                 word.close()
@@ -509,7 +514,7 @@ class Gang:
             return
         os.set_blocking(reading, False)
         limit = self._settings.options.max_result + RESULT_SLACK
-        warden.child = _Child(command.child, Channel(ours, body_limit=limit, credentials=True), reading)
+        warden.child = _Child(command.child, Channel(ours, limit=limit, credentials=True), reading)
         self._order(warden, "fork", theirs.detach(), writing, child=command.child)
 
     def _send_job(self, command: m.SendJob) -> None:
@@ -619,13 +624,13 @@ class Gang:
         for word in received.messages:
             handle = self._words_of_child.get(word.op)
             word.close()
-            if word.sender != child.pid:
-                continue  # a process that the job forked: not the child's word
             try:
+                if word.sender != child.pid:
+                    raise ValueError("it comes from a process that the job forked, and is not the child's word")
                 if handle is None:
-                    raise ValueError(f"no message is called {word.op!r}")
+                    raise ValueError("no message is called so")
                 handle(warden, child, word)
-            except (KeyError, TypeError, ValueError, OverflowError):
+            except _NO_WORD:
                 garbage += 1
         if garbage:
             self._count_garbage(warden, child, garbage)
@@ -660,12 +665,12 @@ class Gang:
         self._post(m.ChildReady(warden.slot, child.number, _job_types(word.get("job_types"))))
 
     def _child_boot_error(self, warden: _Warden, child: _Child, word: Message) -> None:
-        error = str(word["error"])
+        error = _text(word["error"])
         self._drain(warden, child)
         self._post(m.ChildBootFailed(warden.slot, child.number, error))
 
     def _job_started(self, warden: _Warden, child: _Child, word: Message) -> None:
-        nonce = word["nonce"]
+        nonce = _nonce(child, word)
         child.current = child.jobs[nonce]
         self._post(m.JobStarted(warden.slot, child.number, nonce))
 
@@ -673,7 +678,7 @@ class Gang:
         event = m.JobReturned(
             warden.slot,
             child.number,
-            _whole(word["nonce"]),
+            _nonce(child, word),
             word.body or None,
             _number(word["wall_s"]),
             _number(word["cpu_s"]),
@@ -690,9 +695,9 @@ class Gang:
         event = m.StrategyAsked(
             warden.slot,
             child.number,
-            nonce=_whole(word["nonce"]),
-            reason=_text(word["reason"]),
-            error=_mapping(word["error"]),
+            nonce=_nonce(child, word),
+            reason=_reason(word["reason"]),
+            error=_error(word["error"]),
             wall_s=_number(word["wall_s"]),
             cpu_s=_number(word["cpu_s"]),
             max_rss=_whole(word["max_rss"]),
@@ -704,13 +709,13 @@ class Gang:
         event = m.JobRaised(
             warden.slot,
             child.number,
-            nonce=_whole(word["nonce"]),
-            reason=_text(word["reason"]),
-            error=_mapping(word["error"]),
+            nonce=_nonce(child, word),
+            reason=_reason(word["reason"]),
+            error=_error(word["error"]),
             interrupted=word["interrupted"] is True,
             clean_interrupt=word["clean_interrupt"] is True,
             strategy=_strategy(word["strategy"]),
-            strategy_error=None if word["strategy_error"] is None else _mapping(word["strategy_error"]),
+            strategy_error=None if word["strategy_error"] is None else _error(word["strategy_error"]),
             wall_s=_number(word["wall_s"]),
             cpu_s=_number(word["cpu_s"]),
             max_rss=_whole(word["max_rss"]),
@@ -721,11 +726,11 @@ class Gang:
         self._post(event)
 
     def _callback_begun(self, warden: _Warden, child: _Child, word: Message) -> None:
-        self._post(m.CallbackBegun(warden.slot, child.number, _whole(word["nonce"]), _text(word["name"])))
+        self._post(m.CallbackBegun(warden.slot, child.number, _nonce(child, word), _callback(word["name"])))
 
     def _callbacks_done(self, warden: _Warden, child: _Child, word: Message) -> None:
-        nonce = _whole(word["nonce"])
-        errors = {name: _mapping(error) for name, error in _mapping(word["errors"]).items()}
+        nonce = _nonce(child, word)
+        errors = {_callback(name): _error(error) for name, error in _mapping(word["errors"]).items()}
         self._drain(warden, child)
         child.jobs.pop(nonce, None)
         child.current = None
@@ -880,35 +885,60 @@ def _run(command: m.SendJob | m.SendPostmortem) -> dict[str, Any]:
     }
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
-        raise ValueError(f"{value!r} is no amount")
+def _nonce(child: _Child, word: Message) -> int:
+    """The run that a child's message is about: one that it was sent, and has not reported the end of."""
+    nonce = _whole(word["nonce"])
+    if nonce not in child.jobs:
+        raise ValueError("the child has no such run")
+    return nonce
+
+
+def _number(value: Any, most: float = inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or not 0 <= value <= most:
+        raise ValueError("it is no amount")
     return float(value)
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
-        raise ValueError(f"{value!r} is no whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError("it is no whole number that PostgreSQL can hold")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError("it is no text")
     return value
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r} has no fields")
+        raise ValueError("it has no fields")
     return value
+
+
+def _reason(value: Any) -> str:
+    if value not in ENDINGS:
+        raise ValueError("nothing ends so")
+    return _text(value)
+
+
+def _error(value: Any) -> Mapping[str, str]:
+    told = _mapping(value)
+    return {name: _text(told[name]) for name in _ERROR}
+
+
+def _callback(value: Any) -> str:
+    if value not in _CALLBACKS:
+        raise ValueError("no callback is called so")
+    return _text(value)
 
 
 def _strategy(value: Any) -> m.Strategy | None:
     if value is None:
         return None
     fields = _mapping(value)
-    return m.Strategy(_whole(fields["retries"]), tuple(_number(delay) for delay in fields["delays"]))
+    return m.Strategy(_whole(fields["retries"]), tuple(_number(delay, LONGEST_DELAY) for delay in fields["delays"]))
 
 
 def _job_types(value: Any) -> Mapping[str, m.TypeFacts] | None:

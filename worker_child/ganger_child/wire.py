@@ -1,9 +1,9 @@
 """Messages between supervisor, template, warden and child: one datagram each, on SOCK_SEQPACKET sockets.
 
 A message is one line of JSON (its fields, with the operation under "op"), a newline, and a body of raw bytes. A
-payload or a result is a body: it passes through the parent as bytes and is never decoded there. A body over
-``INLINE`` bytes travels beside its message in a sealed memfd, so neither side can block on a full socket, and a
-file that is still being written cannot be sent.
+payload or a result is a body: it passes through the parent as bytes and is never decoded there. A message whose body
+has over ``INLINE`` bytes, or that is longer than a datagram, travels as a whole in a sealed memfd, and its datagram is
+the newline alone. So neither side can block on a full socket, and a file that is still being written cannot be sent.
 
 Nothing here trusts the sender: user code may find a descriptor and write what it likes. A datagram that is no
 message is counted, its descriptors are closed, and that is all.
@@ -25,9 +25,11 @@ from os import write as os_write
 from select import POLLHUP, poll
 from socket import (
     AF_UNIX,
+    CMSG_SPACE,
     MSG_CTRUNC,
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
+    MSG_TRUNC,
     SCM_RIGHTS,
     SO_PASSCRED,
     SO_SNDBUF,
@@ -40,11 +42,12 @@ from typing import Any, Final
 
 INLINE: Final = 64 * 1024  # bytes of body that travel in the datagram itself
 DATAGRAM: Final = INLINE + 128 * 1024  # the largest datagram: a body and its fields
-BODY_LIMIT: Final = 1 << 30  # bytes; callers give the limit that is theirs
+LIMIT: Final = (1 << 30) + (1 << 20)  # bytes of a message in a memfd; callers give the limit that is theirs
 _SCM_CREDENTIALS: Final = 0x02
 _SEALS: Final = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL
 _CREDENTIALS: Final = struct.Struct("3i")
-_ANCILLARY: Final = 1024
+_MOST_FDS: Final = 4  # that come with a message, with room to spare; the kernel closes what is over
+_ANCILLARY: Final = CMSG_SPACE(_CREDENTIALS.size) + CMSG_SPACE(_MOST_FDS * array.array("i").itemsize)
 
 
 class WireError(Exception):
@@ -93,9 +96,9 @@ def pair() -> tuple[socket, socket]:
 class Channel:
     """One end of a connection."""
 
-    def __init__(self, sock: socket, *, body_limit: int = BODY_LIMIT, credentials: bool = False) -> None:
+    def __init__(self, sock: socket, *, limit: int = LIMIT, credentials: bool = False) -> None:
         self.sock = sock
-        self.body_limit = body_limit
+        self.limit = limit
         if credentials:
             sock.setsockopt(SOL_SOCKET, SO_PASSCRED, 1)
 
@@ -109,30 +112,26 @@ class Channel:
         """Send one message.
 
         Returns False where the other end is gone, or where its queue is full and ``wait`` is not set. Raises
-        WireError for fields that JSON cannot hold or that are too long.
+        WireError for fields that JSON cannot hold, and OSError where there is no descriptor or memory for a long one.
         """
-        passed = list(fds)
-        spill: int | None = None
-        if len(body) > INLINE:
-            spill = sealed(body)
-            passed.append(spill)
-            fields["spilled"] = True
-            body = b""
         try:
-            head = json.dumps({"op": op, **fields}, allow_nan=False, separators=(",", ":")).encode("ascii")
-            datagram = head + b"\n" + body
-            if len(datagram) > DATAGRAM:
-                raise WireError(f"a message {op!r} of {len(datagram)} bytes is over the limit of {DATAGRAM}")
-            ancillary = [(SOL_SOCKET, SCM_RIGHTS, array.array("i", passed))] if passed else []
-            flags = MSG_NOSIGNAL | (0 if wait else MSG_DONTWAIT)
-            self.sock.sendmsg([datagram], ancillary, flags)
-        except (ValueError, TypeError) as error:
+            head = json.dumps({"op": op, **fields}, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+        except (ValueError, TypeError, RecursionError) as error:
             raise WireError(f"a message {op!r} cannot be encoded: {error}") from error
+        if len(body) <= INLINE and len(head) + len(body) <= DATAGRAM:
+            return self._send(head + body, fds, wait=wait)
+        spill = sealed(head, body)
+        try:
+            return self._send(b"\n", [*fds, spill], wait=wait)
+        finally:
+            close(spill)
+
+    def _send(self, datagram: bytes, fds: Sequence[int], *, wait: bool) -> bool:
+        ancillary = [(SOL_SOCKET, SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            self.sock.sendmsg([datagram], ancillary, MSG_NOSIGNAL | (0 if wait else MSG_DONTWAIT))
         except OSError:  # full, or the other end is gone: its end is learnt from the warden, not from here
             return False
-        finally:
-            if spill is not None:
-                close(spill)
         return True
 
     def receive(self, *, wait: bool = False, limit: int = 64) -> Received:
@@ -159,7 +158,7 @@ class Channel:
             if not data and not ancillary and self._hung_up():
                 got.closed = True
                 break
-            message = _parse(data, ancillary, msg_flags, self.body_limit)
+            message = _parse(data, ancillary, msg_flags, self.limit)
             if message is None:
                 got.garbage += 1
             else:
@@ -172,13 +171,14 @@ class Channel:
         return any(events & POLLHUP for _, events in watch.poll(0))
 
 
-def sealed(body: bytes) -> int:
+def sealed(*parts: bytes) -> int:
     """Write bytes to a memory file that nobody can change any more, and return its descriptor."""
     fd = memfd_create("ganger", MFD_CLOEXEC | MFD_ALLOW_SEALING)
     try:
-        view = memoryview(body)
-        while view:
-            view = view[os_write(fd, view) :]
+        for part in parts:
+            view = memoryview(part)
+            while view:
+                view = view[os_write(fd, view) :]
         fcntl(fd, F_ADD_SEALS, _SEALS)
     except BaseException:
         close(fd)
@@ -193,20 +193,20 @@ def unseal(fd: int, limit: int) -> bytes:
     """
     try:
         if fcntl(fd, F_GET_SEALS) & _SEALS != _SEALS:
-            raise WireError("the body is not sealed")
+            raise WireError("the message is not sealed")
         size = fstat(fd).st_size
         if size > limit:
-            raise WireError(f"the body has {size} bytes, over the limit of {limit}")
+            raise WireError(f"the message has {size} bytes, over the limit of {limit}")
         parts, offset = [], 0
         while offset < size:
             part = pread(fd, min(1 << 20, size - offset), offset)
             if not part:
-                raise WireError("the body ends early")
+                raise WireError("the message ends early")
             parts.append(part)
             offset += len(part)
         return b"".join(parts)
     except OSError as error:
-        raise WireError(f"the body is no memory file: {error}") from error
+        raise WireError(f"the message is in no memory file: {error}") from error
 
 
 def _parse(data: bytes, ancillary: list[tuple[int, int, bytes]], flags: int, limit: int) -> Message | None:
@@ -223,19 +223,19 @@ def _parse(data: bytes, ancillary: list[tuple[int, int, bytes]], flags: int, lim
         elif kind == _SCM_CREDENTIALS and len(content) == _CREDENTIALS.size:
             sender = _CREDENTIALS.unpack(content)[0]
     try:
-        if flags & MSG_CTRUNC:
-            raise WireError("descriptors were cut off")
+        if flags & (MSG_CTRUNC | MSG_TRUNC):
+            raise WireError("it was cut off")
+        if data == b"\n":
+            spill = fds.pop()
+            try:
+                data = unseal(spill, limit)
+            finally:
+                close(spill)
         head, newline, body = data.partition(b"\n")
         fields = json.loads(head)
         op = fields.pop("op")
         if not newline or not isinstance(op, str):
             raise WireError("no operation")
-        if fields.pop("spilled", False):
-            spill = fds.pop()
-            try:
-                body = unseal(spill, limit)
-            finally:
-                close(spill)
         return Message(op, fields, body, tuple(fds), sender)
     except (WireError, ValueError, KeyError, AttributeError, IndexError, TypeError, RecursionError):
         for fd in fds:
