@@ -31,7 +31,7 @@ CODES: Final = """exit codes:
   1   stopped by an error
   2   wrong usage, or the handlers do not load
   69  the database cannot be reached
-  78  its tables are missing or of another version, or the settings are wrong"""
+  78  its tables are missing, of another version or not for this role, or the settings are wrong"""
 
 RUN_HELP: Final = """examples:
   ganger run myapp.jobs:handlers
@@ -112,11 +112,13 @@ def _explain(error: Exception) -> tuple[int, str]:
     """The exit code and the sentence for what the layers below raise; what nobody expected is raised again."""
     import psycopg
 
-    from ganger.database import DatabaseUnreachable, SchemaMismatch, SchemaMissing
+    from ganger.database import DatabaseUnreachable, NotAllowed, SchemaBusy, SchemaMismatch, SchemaMissing
     from ganger.local_postgres import LocalPostgresError
 
-    if isinstance(error, SchemaMissing | SchemaMismatch):
+    if isinstance(error, SchemaMissing | SchemaMismatch | NotAllowed):
         return MISCONFIGURED, str(error)
+    if isinstance(error, SchemaBusy):
+        return FAILED, str(error)
     if isinstance(error, DatabaseUnreachable | LocalPostgresError):
         return UNAVAILABLE, str(error)
     if isinstance(error, psycopg.OperationalError):
@@ -195,6 +197,10 @@ def parser() -> Parser:
 
     installing = command("install", install, "make or upgrade the tables; harmless when they are there")
     installing.add_argument("--sql", action="store_true", help="print the SQL and change nothing")
+    installing.add_argument(
+        "--roles", action="store_true",
+        help="also make the roles ganger_enqueuer, ganger_supervisor and ganger_viewer, for logins with few rights",
+    )  # fmt: skip
     resetting = command("reset", reset, "delete all jobs and the whole archive")
     resetting.add_argument("--yes", action="store_true", help="really do it")
     showing = command("status", status, "show queues, supervisors with their slots, and the archive's totals")
@@ -355,7 +361,8 @@ def enqueue(options: argparse.Namespace) -> int:
         database.check_schema(conn, _schema(settings))
         keywords = {name: settings[name] for name in ("schema", "max_payload") if name in settings}
         try:
-            job_id = client.enqueue(conn, **job, **keywords)
+            with database.transaction(conn):
+                job_id = client.enqueue(conn, **job, **keywords)
         except client.DuplicateJob as error:
             raise Failure(FAILED, str(error)) from None
         except client.BadJob as error:
@@ -416,12 +423,14 @@ def install(options: argparse.Namespace) -> int:
     from ganger import database
 
     if options.sql:
-        print(database.schema_sql(schema), end="")
+        print(database.schema_sql(schema, roles=options.roles), end="")
         return OK
     with database.connect(_locate(settings).conninfo, statement_timeout=0) as conn:
-        applied = database.install(conn, schema)
+        applied = database.install(conn, schema, roles=options.roles)
     done = f"now has version {applied[-1]}" if applied else "is up to date"
     print(f"The schema {schema} {done}.")
+    if options.roles:
+        print("ganger_enqueuer, ganger_supervisor and ganger_viewer may use it: GRANT them to the logins that do.")
     return OK
 
 

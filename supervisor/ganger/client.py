@@ -213,7 +213,7 @@ def enqueue_many(
         with conn.transaction():
             row = cursor.execute(statement("enqueue_prepare", schema)).fetchone()
             assert row is not None
-            now, may_copy = row
+            now, may_copy = datetime.fromisoformat(row[0]), row[1]
             if may_copy and not any(call.keyed for call in calls):
                 return _copy(cursor, calls, now, manner)
             return _one_by_one(cursor, calls, manner)

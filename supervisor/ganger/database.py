@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -33,6 +30,12 @@ from ganger.sql import migration, newest_version, statement
 SCHEMA: Final = "proletarian"
 OLDEST_SERVER: Final = 130000  # PostgreSQL 13
 STATEMENT_TIMEOUT: Final = 10.0  # seconds, on the server
+ANSWER_MARGIN: Final = 2.0  # seconds; an answer that is later than the server's own limit by so much will not come
+PATIENCE: Final = 600.0  # seconds that a question of people, over the whole archive, may take
+LOCK_TIMEOUT: Final = 2.0  # seconds that an upgrade waits for a table, and others behind it
+LOCK_TRIES: Final = 30
+LOCK_PAUSE: Final = 1.0  # seconds in which those others get on
+SESSION_TRIES: Final = 5
 WAIT: Final = 0.25  # seconds between tries to reach a database at start
 PROMOTE_MOST: Final = 500  # rows a promotion takes at once
 PROMOTE_LIMIT: Final = 0.5  # seconds for all of them; outcomes are waiting to be stored
@@ -66,42 +69,58 @@ class SchemaMismatch(Exception):
     """The schema is of another version, or somebody else's; the message says what to do."""
 
 
+class SchemaBusy(Exception):
+    """The tables were in use all the time, so nothing was changed; the message says by whom."""
+
+
+class NotAllowed(Exception):
+    """The role may not do this; the message says what its owner can grant."""
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Connections
 
 
 class Connection(psycopg.Connection[TupleRow]):
-    """A psycopg connection that another thread can cut off when the server's answer does not come.
+    """A psycopg connection on which every statement has a deadline of our own.
 
     ``statement_timeout`` is the server's, and TCP's own timeouts are about the peer's kernel: neither helps against a
     frozen server, or against a proxy that has lost the other side.
+
+    ``pooled``: something stands between that lends us another server connection for each transaction. Settings are
+    then made in each transaction, nothing is prepared, and notifications do not come.
     """
 
-    def __init__(self, *args: Any, **keywords: Any) -> None:
-        super().__init__(*args, **keywords)
-        self._waiting_since: float | None = None  # monotonic
-        self._open = threading.Lock()  # held while the descriptor must not go away
+    pooled = False
+    answer_limit: float | None = None  # seconds
+    limits: Mapping[str, int] = MappingProxyType({})  # of the server, for the statement "session"
 
-    def wait(self, *args: Any, **keywords: Any) -> Any:
-        self._waiting_since = time.monotonic()
+    def wait(self, gen: Generator[Any, Any, Any], *args: Any, **keywords: Any) -> Any:
+        if self.answer_limit is not None:
+            gen = _limited(gen, self.answer_limit)
         try:
-            return super().wait(*args, **keywords)
-        finally:
-            self._waiting_since = None
+            return super().wait(gen, *args, **keywords)
+        except Unanswered:
+            self.close()  # what it would say next answers a question that nobody asks any more
+            raise
 
-    def close(self) -> None:
-        with self._open:
-            super().close()
 
-    def sever(self, limit: float) -> None:
-        """If the thread that uses the connection has waited for ``limit`` seconds, let it find the peer gone."""
-        since = self._waiting_since
-        if since is None or time.monotonic() - since < limit:
-            return
-        with self._open, contextlib.suppress(OSError):
-            if not self.closed:
-                with socket.socket(fileno=os.dup(self.fileno())) as peer:
-                    peer.shutdown(socket.SHUT_RDWR)
+class Unanswered(psycopg.OperationalError):
+    """The answer to a statement did not come in time. It may have been carried out or not."""
+
+
+def _limited(gen: Generator[Any, Any, Any], limit: float) -> Generator[Any, Any, Any]:
+    """What psycopg does for one statement, given up when ``limit`` seconds have passed: it asks ten times a second."""
+    end = time.monotonic() + limit
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() >= end:
+                raise Unanswered(f"The database has not answered for {limit:g} seconds.")
+            wanted = gen.send(ready)
+    except StopIteration as done:
+        return done.value
 
 
 def connect(
@@ -118,12 +137,35 @@ def connect(
         conn.isolation_level = IsolationLevel.READ_COMMITTED
         conn.read_only = False
         conn.deferrable = False
-        limits = {"statement_ms": round(statement_timeout * 1000), "idle_ms": round(statement_timeout * 3000)}
-        conn.execute(statement("session", SCHEMA), limits)
+        conn.answer_limit = STATEMENT_TIMEOUT + ANSWER_MARGIN
+        conn.limits = {"statement_ms": round(statement_timeout * 1000), "idle_ms": round(statement_timeout * 3000)}
+        _settle(conn)
+        conn.answer_limit = statement_timeout + ANSWER_MARGIN if statement_timeout else None
     except BaseException:
         conn.close()
         raise
     return conn
+
+
+def _settle(conn: Connection) -> None:
+    """Find out whose connection it is, and make our settings on one that is ours alone.
+
+    A pooler tells itself by its behaviour: it cannot know which server process will answer, so the one that it names
+    at the start of a session is not the one that answers.
+    """
+    for last in (*[False] * (SESSION_TRIES - 1), True):
+        try:
+            row = conn.execute(statement("probe", SCHEMA)).fetchone()
+            assert row is not None
+            conn.pooled = row[0] != conn.info.backend_pid
+            if conn.pooled:
+                conn.prepare_threshold = None
+            else:
+                conn.execute(statement("session", SCHEMA), {**conn.limits, "local": False})
+            return
+        except errors.QueryCanceled:  # by somebody's statement_timeout, which leaves hardly the time to change it
+            if last:
+                raise
 
 
 def wait_for_database(
@@ -140,7 +182,8 @@ def wait_for_database(
 
     Tries for ``limit`` seconds; a server that is starting up or has too many clients is alive, and waited for without
     limit. ``on_wait`` is told the error of the first failure; ``stopped(seconds)`` replaces the sleep between two
-    tries, and ends the waiting by returning true. Raises DatabaseUnreachable, SchemaMissing or SchemaMismatch.
+    tries, and ends the waiting by returning true. Raises DatabaseUnreachable, SchemaMissing, SchemaMismatch, or
+    NotAllowed where the role may not do what a supervisor does.
     """
     since, told = clock(), False
     while True:
@@ -163,6 +206,7 @@ def wait_for_database(
             raise DatabaseUnreachable(f"Stopped while waiting for the database at {where(conninfo)}: {reason}")
     try:
         check_schema(conn, schema)
+        check_rights(conn, schema)
     except BaseException:
         conn.close()
         raise
@@ -184,11 +228,20 @@ def where(conninfo: str) -> str:
 
 
 @contextlib.contextmanager
-def _transaction(conn: Connection, *, patient: bool = False) -> Iterator[None]:
-    with conn.transaction():
-        if patient:
-            conn.execute("SET LOCAL statement_timeout = 0")
-        yield
+def transaction(conn: Connection, *, limit: float | None = None) -> Iterator[None]:
+    """A transaction of ours, with all that its statements rely on. ``limit``: seconds for each of them in place of the
+    connection's, 0 for none."""
+    usual = conn.answer_limit
+    try:
+        with conn.transaction():
+            if conn.pooled:
+                conn.execute(statement("session", SCHEMA), {**conn.limits, "local": True})
+            if limit is not None:
+                conn.execute(f"SET LOCAL statement_timeout = {round(limit * 1000)}")
+                conn.answer_limit = limit + ANSWER_MARGIN if limit else None
+            yield
+    finally:
+        conn.answer_limit = usual
 
 
 def _row(conn: Connection, name: str, schema: str, values: Mapping[str, Any] | None = None) -> TupleRow | None:
@@ -208,40 +261,79 @@ def _first_line(error: BaseException) -> str:
 # Schema
 
 
-def install(conn: Connection, schema: str = SCHEMA) -> list[int]:
+def install(conn: Connection, schema: str = SCHEMA, *, roles: bool = False) -> list[int]:
     """Create the schema or bring it up to date, and return the versions that were applied.
 
-    Does nothing where all is there; any number of installations may run at once. One transaction per version. Raises
-    SchemaMismatch where the schema is newer than this code or belongs to something else.
+    Does nothing where all is there; any number of installations may run at once. One transaction per version.
+    ``roles`` also makes the roles for enqueuing, supervising and viewing, and grants them what they may do here; where
+    they were granted it before, an upgrade grants it anew. Raises SchemaMismatch where the schema is newer than this
+    code or belongs to something else, and SchemaBusy.
     """
     applied: list[int] = []
     while True:
-        with _transaction(conn, patient=True):
-            _row(conn, "install_lock", schema)
-            version = _installed(conn, schema) or 0
-            if version == newest_version():
-                return applied
-            version += 1
+        version = _unblocked(lambda: _install_next(conn, schema, roles))
+        if version is None:
+            return applied
+        applied.append(version)
+
+
+def _install_next(conn: Connection, schema: str, roles: bool) -> int | None:
+    """Apply the next version, or with the last one there, None, the roles."""
+    with transaction(conn, limit=0):
+        _row(conn, "install_lock", schema)
+        conn.execute(f"SET LOCAL lock_timeout = {round(LOCK_TIMEOUT * 1000)}")
+        version = (_installed(conn, schema) or 0) + 1
+        missing = version <= newest_version()
+        if missing:
             if version == 1:
                 conn.execute(statement("create_schema", schema))
             conn.execute(migration(version, schema).encode())
             conn.execute(statement("record_version", schema), {"version": version})
-            applied.append(version)
+        if version >= newest_version() and (roles or (missing and _has_roles(conn, schema))):
+            conn.execute(statement("roles", schema))
+    return version if missing else None
 
 
-def schema_sql(schema: str = SCHEMA) -> str:
+def _has_roles(conn: Connection, schema: str) -> bool:
+    row = _row(conn, "has_roles", schema)
+    assert row is not None
+    return bool(row[0])
+
+
+def _unblocked(transaction: Callable[[], int | None]) -> int | None:
+    """Carry out what needs a table for itself. It gives up quickly where it must wait, again and again: behind a
+    waiting one every claim and every enqueue would wait too, for as long as anybody's transaction is open."""
+    for tried in range(1, LOCK_TRIES + 1):
+        try:
+            return transaction()
+        except errors.LockNotAvailable as error:
+            if tried == LOCK_TRIES:
+                raise SchemaBusy(
+                    "The tables were in use all the time by transactions that stay open, so nothing was changed. "
+                    "pg_stat_activity shows them, by xact_start; end them and try again."
+                ) from error
+        time.sleep(LOCK_PAUSE)
+    raise AssertionError
+
+
+def schema_sql(schema: str = SCHEMA, *, roles: bool = False) -> str:
     """Return what ``install`` would run on an empty database, for psql."""
     parts = [statement("create_schema", schema).decode() + ";\n"]
     for version in range(1, newest_version() + 1):
         record = statement("record_version", schema).decode() % {"version": version}
         parts.append(f"{migration(version, schema)}\n{record};\n")
+    if roles:
+        parts.append(statement("roles", schema).decode() + "\n")
     return "BEGIN;\n\n" + "\n".join(parts) + "\nCOMMIT;\n"
 
 
 def check_schema(conn: Connection, schema: str = SCHEMA) -> None:
-    """Return if the schema fits this code. Raises SchemaMissing or SchemaMismatch."""
-    with _transaction(conn):
-        version = _installed(conn, schema)
+    """Return if the schema fits this code. Raises SchemaMissing, SchemaMismatch or NotAllowed."""
+    try:
+        with transaction(conn):
+            version = _installed(conn, schema)
+    except errors.InsufficientPrivilege as error:
+        raise not_allowed(conn, schema, error) from error
     if version is None:
         raise SchemaMissing(
             f'The schema "{schema}" is not installed in this database: run "ganger install{_option(schema)}".'
@@ -251,6 +343,24 @@ def check_schema(conn: Connection, schema: str = SCHEMA) -> None:
             f'The schema "{schema}" has version {version}, this ganger needs version {newest_version()}: '
             f'run "ganger install{_option(schema)}" to upgrade it.'
         )
+
+
+def check_rights(conn: Connection, schema: str = SCHEMA) -> None:
+    """Return if the role may do what a supervisor does. Raises NotAllowed."""
+    with transaction(conn):
+        lacks = [what for (what,) in _rows(conn, "rights", schema)]
+    if lacks:
+        raise not_allowed(conn, schema, f"it lacks {', '.join(lacks)}")
+
+
+def not_allowed(conn: Connection, schema: str, why: object) -> NotAllowed:
+    """What to tell a role that may not do what it wants to do in our schema."""
+    said = why.diag.message_primary if isinstance(why, psycopg.Error) else why
+    return NotAllowed(
+        f'The role {conn.info.user} may not do this in the schema "{schema}": {said}. Its owner can allow it: '
+        f'run "ganger install --roles{_option(schema)}", then GRANT ganger_supervisor (or ganger_enqueuer, or '
+        f"ganger_viewer) TO {conn.info.user}."
+    )
 
 
 def _installed(conn: Connection, schema: str) -> int | None:
@@ -289,7 +399,7 @@ def _option(schema: str) -> str:
 
 def reset(conn: Connection, schema: str = SCHEMA) -> None:
     """Delete every job and the whole archive. Supervisors go on; runs of theirs are killed."""
-    with _transaction(conn, patient=True):
+    with transaction(conn, limit=PATIENCE):
         conn.execute(statement("reset", schema))
 
 
@@ -320,7 +430,7 @@ def register(conn: Connection, schema: str, facts: SupervisorFacts, former: int 
         "pid": facts.pid,
         "lease_s": facts.lease_s,
     }
-    with _transaction(conn):
+    with transaction(conn):
         released = _abandon(conn, schema, former) if former is not None else 0
         row = _row(conn, "register", schema, values)
     assert row is not None
@@ -329,7 +439,7 @@ def register(conn: Connection, schema: str, facts: SupervisorFacts, former: int 
 
 def deregister(conn: Connection, schema: str, supervisor_id: int) -> int:
     """Remove a registration; what it still holds goes back, uncounted. Returns how many rows that were."""
-    with _transaction(conn):
+    with transaction(conn):
         return _abandon(conn, schema, supervisor_id)
 
 
@@ -345,7 +455,7 @@ def beat(
 ) -> tuple[HeldRow, ...] | None:
     """Renew the lease; return every run that the database thinks is ours, or None if the registration is gone."""
     values = {"supervisor_id": supervisor_id, "phase": phase, "info": _json(info)}
-    with _transaction(conn):
+    with transaction(conn):
         if _row(conn, "beat", schema, values) is None:
             return None
         return tuple(HeldRow(*row) for row in _rows(conn, "held", schema, values))
@@ -359,7 +469,7 @@ def look(
     ``vacant`` tells whether an incarnation's lock was found on this host and nobody holds it.
     """
     values = {"supervisor_id": supervisor_id}
-    with _transaction(conn):
+    with transaction(conn):
         cancels = tuple(HeldRow(*row) for row in _rows(conn, "cancels", schema, values))
         others = _rows(conn, "others", schema, values)
     return cancels, tuple(
@@ -372,7 +482,7 @@ def sweep(conn: Connection, schema: str, supervisor_id: int, beat: int) -> Swept
 
     Does nothing if it has beaten since, is gone, or somebody else is sweeping it.
     """
-    with _transaction(conn):
+    with transaction(conn):
         if _row(conn, "lock_supervisor", schema, {"supervisor_id": supervisor_id, "beat": beat}) is None:
             return Swept(supervisor_id, ())
         runs = _evict(conn, schema, supervisor_id, _LOSS)
@@ -381,7 +491,7 @@ def sweep(conn: Connection, schema: str, supervisor_id: int, beat: int) -> Swept
 
 def sweep_orphans(conn: Connection, schema: str) -> tuple[UUID, ...]:
     """The janitor: runs under no registration go back to the queue, counted as lost. Returns the job ids."""
-    with _transaction(conn):
+    with transaction(conn):
         runs = [(job_id, run_id) for job_id, run_id in _rows(conn, "orphans", schema)]
         _return(conn, schema, runs, _LOSS)
     return tuple(job_id for job_id, _ in runs)
@@ -424,7 +534,7 @@ class Outlook:
 
 def outlook(conn: Connection, schema: str, queues: Sequence[str]) -> Outlook:
     """Return the oldest transaction that may still commit, and when the next scheduled row is due."""
-    with _transaction(conn):
+    with transaction(conn):
         row = _row(conn, "outlook", schema, {"queues": list(queues)})
     assert row is not None
     return Outlook(*row)
@@ -437,7 +547,7 @@ def promote(conn: Connection, schema: str, most: int = PROMOTE_MOST, limit: floa
     """
     end = time.monotonic() + limit
     while True:
-        with _transaction(conn):
+        with transaction(conn):
             row = _row(conn, "promote", schema, {"most": most})
         if row is None or row[0] is None:
             return False
@@ -476,7 +586,7 @@ def claim(
     lanes: list[int] = []
     more: list[bool] = []
     marks: dict[str, Watermark | None] = {}
-    with _transaction(conn):
+    with transaction(conn):
         for number, lane in enumerate(order.lanes):
             free = lane.free
             for queue in lane.queues if free else ():
@@ -522,7 +632,7 @@ def _job(row: TupleRow) -> Job:
 
 def something_left(conn: Connection, schema: str, queues: Sequence[str]) -> bool:
     """Whether the queues hold a row that is ready, running, or waiting for a retry."""
-    with _transaction(conn):
+    with transaction(conn):
         row = _row(conn, "left", schema, {"queues": list(queues)})
     assert row is not None
     return bool(row[0])
@@ -534,9 +644,9 @@ def say_idle(conn: Connection, schema: str, supervisor_id: int, queues: Sequence
     Transactions below the horizon may not have seen the flag. It is asked after the flag was committed.
     """
     values = {"supervisor_id": supervisor_id, "queues": list(queues), "seconds": seconds}
-    with _transaction(conn):
+    with transaction(conn):
         conn.execute(statement("say_idle", schema), values)
-    with _transaction(conn):
+    with transaction(conn):
         row = _row(conn, "horizon", schema)
     assert row is not None
     return int(row[0])
@@ -558,7 +668,7 @@ def probe(conn: Connection) -> None:
 
 def finish(conn: Connection, schema: str, outcomes: Sequence[Archive]) -> set[UUID]:
     """Archive jobs that are over. Returns the run ids that were stored; the others' rows were not theirs any more."""
-    with _transaction(conn):
+    with transaction(conn):
         return _finish(conn, schema, outcomes)
 
 
@@ -567,7 +677,7 @@ def give_back(conn: Connection, schema: str, outcomes: Sequence[Retry | Release]
 
     Returns the run ids that went back, and those that were cancelled.
     """
-    with _transaction(conn):
+    with transaction(conn):
         return _give_back(conn, schema, outcomes)
 
 
@@ -576,7 +686,7 @@ def find_outcomes(conn: Connection, schema: str, runs: Sequence[tuple[UUID, UUID
     if not runs:
         return {}
     values = {"job_ids": [job_id for job_id, _ in runs], "run_ids": [run_id for _, run_id in runs]}
-    with _transaction(conn):
+    with transaction(conn):
         return dict(reversed(_rows(conn, "find_outcomes", schema, values)))
 
 
@@ -707,7 +817,7 @@ class Counts:
 
 def status(conn: Connection, schema: str = SCHEMA) -> Status:
     """What ``ganger status`` shows."""
-    with _transaction(conn, patient=True):
+    with transaction(conn, limit=PATIENCE):
         queues = tuple(QueueStatus(*row) for row in _rows(conn, "status_queues", schema))
         supervisors = tuple(SupervisorStatus(*row) for row in _rows(conn, "status_supervisors", schema))
         archive = tuple(ArchiveTotal(*row) for row in _rows(conn, "status_archive", schema))
@@ -716,7 +826,7 @@ def status(conn: Connection, schema: str = SCHEMA) -> Status:
 
 def counts(conn: Connection, schema: str = SCHEMA, queue: str = "default") -> Counts:
     """The three numbers that the examples begin with."""
-    with _transaction(conn, patient=True):
+    with transaction(conn, limit=PATIENCE):
         row = _row(conn, "counts", schema, {"queue": queue})
     assert row is not None
     return Counts(*row)

@@ -44,6 +44,7 @@ from ganger.core.messages import (
     IdleSaid,
     Look,
     Looked,
+    NotificationsOff,
     Notified,
     Outcome,
     PollFailed,
@@ -63,7 +64,6 @@ BATCH_BYTES: Final = 8 << 20  # of results stored by one statement, unless one a
 CLAIM_PATIENCE: Final = 10.0  # seconds; a claim that waited longer behind other work is not carried out
 TRIES: Final = 3  # of a transaction that met a deadlock or a lock
 BACKOFF: Final = (0.1, 0.2, 0.5, 1.0, 2.0)  # seconds between tries after a failure; the last one repeats
-ANSWER_LIMIT: Final = 14.0  # seconds that an answer may take: the server's own timeout, and some
 RESCAN: Final = 5.0  # seconds; a queue is claimed from the start at least as often
 TURN: Final = 0.05  # seconds after which to claim again while another supervisor promotes
 PROBE: Final = 5.0  # seconds between signs of life of the listening connection
@@ -103,13 +103,7 @@ class DatabaseThreads:
             owner.start()
 
     def do(self, command: DatabaseCommand) -> None:
-        """Hand over a command. Never blocks; may be called from any thread.
-
-        The loop has one for us each second. So this is also where it is seen that an answer is overdue: the thread that
-        waits for it cannot.
-        """
-        for owner in self._owners:
-            owner.sever()
+        """Hand over a command. Never blocks; may be called from any thread."""
         match command:
             case Claim() if self._shared.outage.on:
                 self._shared.post(ClaimLost(command.claim_id))
@@ -272,11 +266,6 @@ class _Owner:
     def stop(self) -> None:
         self.stopping = True
         self._ring()
-
-    def sever(self) -> None:
-        conn = self.conn
-        if conn is not None:
-            conn.sever(ANSWER_LIMIT)
 
     def join(self, limit: float) -> None:
         if self._thread.ident is not None:
@@ -530,6 +519,8 @@ class _Store(_Owner):
             self.post(swept)
 
     def _say_idle(self, conn: Connection) -> None:
+        if conn.pooled:  # nobody would hear what we ask for
+            self._idle.clear()
         while self._idle:
             order = next(iter(self._idle.values()))
             supervisor_id = self.shared.supervisor_id
@@ -652,12 +643,17 @@ class _Listen(_Owner):
     def __init__(self, shared: _Shared) -> None:
         super().__init__(shared)
         self._probe_at = 0.0  # monotonic
+        self._told_off = False  # that notifications are
 
     def due(self) -> float | None:
         return self._probe_at
 
     def connected(self, conn: Connection) -> None:
-        database.listen(conn, self.schema)
+        if not conn.pooled:
+            database.listen(conn, self.schema)
+        elif not self._told_off:
+            self._told_off = True
+            self.post(NotificationsOff())
         self._notified()  # what was said until now, nobody heard
 
     def listen(self, conn: Connection) -> None:

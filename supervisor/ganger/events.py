@@ -83,6 +83,9 @@ EVENTS: Final[dict[str, Wording]] = {
     # the database
     "database-lost": Wording("error", "{error}"),
     "database-back": Wording("info", "after {seconds}"),
+    "notifications-off": Wording(
+        "warning", "a pooler stands before the database, so new jobs are found by polling|every {poll_interval} s"
+    ),
     "job-worker-error": Wording("error", "{error}"),
     "lease-lost": Wording("error", "{why}"),
     "outcome-stored": Wording("info", "{job}|attempt {attempt}|{status}"),

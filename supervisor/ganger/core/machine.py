@@ -217,6 +217,9 @@ class Machine:
     def _notified(self, _: m.Notified, now: m.Now) -> None:
         self.book.hurry(now)
 
+    def _notifications_off(self, _: m.NotificationsOff, now: m.Now) -> None:
+        self._emit("notifications-off", poll_interval=self.rules.poll_interval)
+
     def _database_lost(self, event: m.DatabaseLost, now: m.Now) -> None:
         self.book.database_lost(event, now)
 
@@ -426,6 +429,7 @@ class Machine:
         m.Swept: _swept,
         m.IdleSaid: _idle_said,
         m.Notified: _notified,
+        m.NotificationsOff: _notifications_off,
         m.DatabaseLost: _database_lost,
         m.DatabaseBack: _database_back,
         m.PollFailed: _poll_failed,

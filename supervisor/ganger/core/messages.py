@@ -400,6 +400,11 @@ class Notified:
 
 
 @dataclass(frozen=True, slots=True)
+class NotificationsOff:
+    """A pooler stands before the database: no notification will come, polling is all there is."""
+
+
+@dataclass(frozen=True, slots=True)
 class DatabaseLost:
     error: str
 
@@ -749,6 +754,7 @@ DatabaseEvent = (
     | Swept
     | IdleSaid
     | Notified
+    | NotificationsOff
     | DatabaseLost
     | DatabaseBack
     | PollFailed

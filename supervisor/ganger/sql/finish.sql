@@ -14,7 +14,7 @@ INSERT INTO :"schema".archived_job AS a (
   job_id, queue, job_type, payload, attempts, enqueued_at, process_at, status, finished_at,
   priority, timeout_s, grace_s, memory_bytes, shutdown, unique_key, crashes, losses, interrupts, starts,
   checkpoint, history, run_id, last_run_id, supervisor, host, pid, started_at, reason, ended_by, rung,
-  exit_code, term_signal, wall_s, cpu_s, max_rss, error, stack, output, result)
+  exit_code, term_signal, wall_s, cpu_s, max_rss, error, stack, output, result, enqueued_by)
 SELECT
   g.job_id, g.queue, g.job_type, g.payload, g.attempts, g.enqueued_at, g.process_at, done.status, now(),
   g.priority, g.timeout_s, g.grace_s, g.memory_bytes, g.shutdown, g.unique_key, g.crashes + done.crash, g.losses,
@@ -22,7 +22,7 @@ SELECT
   fact.pid, g.started_at,
   CASE WHEN done.status = 'cancelled' THEN coalesce(done.reason, g.cancel_reason, 'cancelled') ELSE done.reason END,
   fact.ended_by, fact.rung, fact.exit_code, fact.term_signal, fact.wall_s, fact.cpu_s, fact.max_rss, fact.error,
-  fact.stack, fact.output, done.result
+  fact.stack, fact.output, done.result, g.enqueued_by
 FROM gone AS g
 JOIN done ON done.run_id = g.run_id
 LEFT JOIN :"schema".supervisor AS s ON s.supervisor_id = g.supervisor_id
@@ -40,5 +40,6 @@ ON CONFLICT (job_id) DO UPDATE SET
   supervisor = excluded.supervisor, host = excluded.host, pid = excluded.pid, started_at = excluded.started_at,
   reason = excluded.reason, ended_by = excluded.ended_by, rung = excluded.rung, exit_code = excluded.exit_code,
   term_signal = excluded.term_signal, wall_s = excluded.wall_s, cpu_s = excluded.cpu_s, max_rss = excluded.max_rss,
-  error = excluded.error, stack = excluded.stack, output = excluded.output, result = excluded.result
+  error = excluded.error, stack = excluded.stack, output = excluded.output, result = excluded.result,
+  enqueued_by = excluded.enqueued_by
 RETURNING a.run_id

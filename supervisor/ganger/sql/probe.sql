@@ -1,2 +1,2 @@
--- PROBE: a sign of life.
-SELECT 1
+-- PROBE: a sign of life, and of which server process.
+SELECT pg_backend_pid()
