@@ -10,10 +10,13 @@ This file may not decide anything about jobs or processes. What is slow to impor
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -64,6 +67,7 @@ GROUPS: Final = {
     "output": ("log_format", "log_level"),
 }
 DATABASE: Final = ("database_url", "schema")
+_TELL_LIMIT: Final = 5.0  # seconds that a sentence waits for somebody to read what was said before
 
 
 class Failure(Exception):
@@ -104,12 +108,37 @@ def _forget_stdout() -> None:
 
 
 def _fail(code: int, sentence: str) -> int:
-    print(f"ganger: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+    _tell(sentence)
     return code
+
+
+def _tell(sentence: str) -> None:
+    """Say a sentence on stderr. A pipe that is full and that nobody reads is given up: it is no reason to hang."""
+    watch = select.poll()
+    watch.register(2, select.POLLOUT)
+    if watch.poll(_TELL_LIMIT * 1000):
+        with suppress(OSError):  # the reader is gone
+            print(f"ganger: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+
+
+# What Python and the loader of libraries say where a limit of this process is reached, which has no type of its own.
+_MEMORY: Final = "there is not enough memory for it: raise the limit on it (ulimit -v, or that of the container)."
+_SHORTAGES: Final = (
+    (MemoryError, "", _MEMORY),
+    (ImportError, "failed to map segment", _MEMORY),
+    (
+        RuntimeError,
+        "can't start new thread",
+        "no thread can be started: raise the limit on them (ulimit -u) or on memory (ulimit -v).",
+    ),
+)
 
 
 def _explain(error: Exception) -> tuple[int, str]:
     """The exit code and the sentence for what the layers below raise; what nobody expected is raised again."""
+    for kind, words, sentence in _SHORTAGES:
+        if isinstance(error, kind) and words in str(error):
+            return FAILED, sentence
     import psycopg
 
     from ganger.database import DatabaseUnreachable, NotAllowed, SchemaBusy, SchemaMismatch, SchemaMissing
@@ -137,6 +166,12 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
     sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
+    # Neither locale C nor PYTHONIOENCODING may make an error of what is said; and JSON is UTF-8.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -286,7 +321,7 @@ def _tell_if_local(settings: Mapping[str, Any]) -> None:
         from ganger.local_postgres import LocalPostgres
 
         where = LocalPostgres().data_dir
-        print(f"ganger: no database is named, so this is the local PostgreSQL in {where}", file=sys.stderr, flush=True)
+        _tell(f"no database is named, so this is the local PostgreSQL in {where}")
 
 
 def _locate(settings: Mapping[str, Any]) -> Place:
@@ -430,7 +465,9 @@ def install(options: argparse.Namespace) -> int:
     done = f"now has version {applied[-1]}" if applied else "is up to date"
     print(f"The schema {schema} {done}.")
     if options.roles:
-        print("ganger_enqueuer, ganger_supervisor and ganger_viewer may use it: GRANT them to the logins that do.")
+        print(
+            "ganger_enqueuer, ganger_supervisor and ganger_viewer may use it; GRANT them to the logins that need them."
+        )
     return OK
 
 

@@ -40,12 +40,15 @@ def create(uuid: UUID) -> Incarnation | None:
     """Make and lock the file of this incarnation; None where no folder for it can be written."""
     for folder in _folders():
         with suppress(OSError):
-            folder.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                folder.chmod(0o700)  # whatever our umask is
             if not _is_ours(folder):
                 continue
             path = folder / str(uuid)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
+                os.fchmod(fd, 0o600)
                 flock(fd, LOCK_EX | LOCK_NB)
             except OSError:  # a file system without locks
                 os.close(fd)

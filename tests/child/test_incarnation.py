@@ -53,6 +53,18 @@ def test_it_is_vacant_once_all_that_inherited_it_are_gone() -> None:
     assert not held.path.exists()
 
 
+@pytest.mark.parametrize("umask", [0o777, 0])
+def test_whatever_the_umask_is_its_owner_and_nobody_else_may_use_it(runtime_folder: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        held = incarnation.create(uuid4())
+    finally:
+        os.umask(before)
+    assert held is not None
+    assert [path.stat().st_mode & 0o777 for path in (runtime_folder, held.path)] == [0o700, 0o600]
+    held.close()
+
+
 def test_who_looks_creates_nothing(runtime_folder: Path) -> None:
     assert not incarnation.vacant(uuid4())
     assert not runtime_folder.exists() or not list(runtime_folder.iterdir())
