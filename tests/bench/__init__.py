@@ -1,0 +1,1 @@
+"""The benchmark: ganger beside other job queues, on one machine, in one run, taking turns. See BENCH.md."""
