@@ -5,7 +5,7 @@ tests lean on it. ``tests/database/test_stateful.py`` holds the real statements 
 core runs on it in place of PostgreSQL, so what is shown there is shown of a queue that behaves like the real one.
 
 ``now`` comes with each call and only ever grows; its unit is the caller's. ``left`` is told of every run that loses its
-row, just before it does.
+row, just before it does, and whether that counts as a loss.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Registration:
 
 @dataclass(slots=True)
 class Queue:
-    left: Callable[[Row], None] = lambda row: None
+    left: Callable[[Row, bool], None] = lambda row, lost: None
     rows: dict[UUID, Row] = field(default_factory=dict)
     archive: dict[UUID, Ended] = field(default_factory=dict)
     supervisors: dict[int, Registration] = field(default_factory=dict)
@@ -229,17 +229,17 @@ class Queue:
         """The attempt counts, and counts as nobody's failure. A loss is nobody's outcome either."""
         row.losses += 1
         last = row.last_run_id
-        self._back(row, row.due)
+        self._back(row, row.due, lost=True)
         row.last_run_id = last
 
-    def _back(self, row: Row, due: float, state: int = READY) -> None:
-        self.left(row)
+    def _back(self, row: Row, due: float, state: int = READY, *, lost: bool = False) -> None:
+        self.left(row, lost)
         row.last_run_id = row.run_id
         row.state, row.due = state, due
         row.run_id = row.claim_id = row.owner = None
 
     def _end(self, row: Row, status: str, reason: str | None) -> None:
         if row.state == RUNNING:
-            self.left(row)
+            self.left(row, False)
         self.archive[row.job_id] = Ended(replace(row), status, reason, row.run_id)
         del self.rows[row.job_id]

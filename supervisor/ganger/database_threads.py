@@ -618,7 +618,8 @@ class _Lease(_Owner):
     def _do_beat(self, conn: Connection, order: Beat) -> None:
         def renew() -> Beaten:
             sent = self.shared.boot_clock()
-            return Beaten(sent, database.beat(conn, self.schema, order.supervisor_id, order.phase, order.info))
+            held = database.beat(conn, self.schema, order.supervisor_id, order.phase, order.info)
+            return Beaten(order.supervisor_id, sent, held)
 
         self.post(_again(renew))
 

@@ -756,7 +756,7 @@ class World:
             if self.down:
                 return
             if command.supervisor_id not in self.registrations:
-                self._in_turn(lambda: self._post(m.Beaten(sent, None)))
+                self._in_turn(lambda: self._post(m.Beaten(command.supervisor_id, sent, None)))
                 return
             self.registrations[command.supervisor_id] += 1
             held = tuple(
@@ -764,7 +764,7 @@ class World:
                 for row in self.rows.values()
                 if row.owner == command.supervisor_id and row.state == 2 and row.run_id is not None
             )
-            self._in_turn(lambda: self._post(m.Beaten(sent, held)), 0.1)
+            self._in_turn(lambda: self._post(m.Beaten(command.supervisor_id, sent, held)), 0.1)
 
         self._in_turn(execute)
 

@@ -160,7 +160,8 @@ class Book:
         self.out(self.claim)
 
     def claimed(self, event: m.Claimed, now: m.Now) -> bool:
-        """Take in an answer. False: it is to a claim that we have given up, so its jobs go back."""
+        """Take in an answer. False: it is to a claim that we have given up, or that was made under a registration which
+        we have lost since, so its jobs go back: they may be somebody else's by now."""
         known = self.claim is not None and self.claim.claim_id == event.claim_id
         self.answered[event.claim_id] = now.boot
         if not known:
@@ -176,7 +177,7 @@ class Book:
             if idle and not self.rules.job_limit:
                 wakeup.saying(now.mono)
                 self.out(m.SayIdle(asked.queues, FLAG_HOLDS))
-        return True
+        return claim.supervisor_id == self.lease.supervisor_id
 
     def claim_lost(self, event: m.ClaimLost, now: m.Now) -> None:
         if self.claim is not None and self.claim.claim_id == event.claim_id:

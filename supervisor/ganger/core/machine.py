@@ -178,7 +178,7 @@ class Machine:
         self.book.stored(event, now)
 
     def _beaten(self, event: m.Beaten, now: m.Now) -> None:
-        if self.book.lease.supervisor_id is None:
+        if event.supervisor_id != self.book.lease.supervisor_id:  # it waited through an outage that cost us the lease
             return
         if event.rows is None:
             self._lose_lease("another supervisor has taken our jobs", now)

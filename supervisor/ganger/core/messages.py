@@ -357,6 +357,7 @@ class HeldRow:
 class Beaten:
     """The lease was renewed; ``rows`` is what the database thinks we run. ``rows`` None: our row is gone."""
 
+    supervisor_id: int  # the registration it was sent for, which may have been lost since
     sent: float  # boot
     rows: tuple[HeldRow, ...] | None
 
