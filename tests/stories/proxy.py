@@ -26,12 +26,16 @@ class _Pair:
 
 
 class Proxy:
-    """``conninfo`` is the database's, by way of the proxy. To be used as a context."""
+    """``conninfo`` is the database's, by way of the proxy. To be used as a context.
 
-    def __init__(self, conninfo: str) -> None:
-        with psycopg.connect(conninfo) as conn:
-            host, port = conn.info.host, conn.info.port
-        self._upstream = host, port
+    ``upstream`` is the server's host and port; without it, who answers to the conninfo is asked for them.
+    """
+
+    def __init__(self, conninfo: str, upstream: tuple[str, int] | None = None) -> None:
+        if upstream is None:
+            with psycopg.connect(conninfo) as conn:
+                upstream = conn.info.host, conn.info.port
+        self._upstream = upstream
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.conninfo = make_conninfo(
             **{**conninfo_to_dict(conninfo), "host": "127.0.0.1", "port": self._listener.getsockname()[1]},
