@@ -141,13 +141,15 @@ def _explain(error: Exception) -> tuple[int, str]:
             return FAILED, sentence
     import psycopg
 
-    from ganger.database import DatabaseUnreachable, NotAllowed, SchemaBusy, SchemaMismatch, SchemaMissing
+    from ganger.database import ALLOWING, DatabaseUnreachable, NotAllowed, SchemaBusy, SchemaMismatch, SchemaMissing
     from ganger.local_postgres import LocalPostgresError
 
     if isinstance(error, SchemaMissing | SchemaMismatch | NotAllowed):
         return MISCONFIGURED, str(error)
     if isinstance(error, SchemaBusy):
         return FAILED, str(error)
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return MISCONFIGURED, f"this role may not do this: {error.diag.message_primary}. {ALLOWING}"
     if isinstance(error, DatabaseUnreachable | LocalPostgresError):
         return UNAVAILABLE, str(error)
     if isinstance(error, psycopg.OperationalError):

@@ -41,6 +41,10 @@ PROMOTE_MOST: Final = 500  # rows a promotion takes at once
 PROMOTE_LIMIT: Final = 0.5  # seconds for all of them; outcomes are waiting to be stored
 GIVE_BACK_MOST: Final = 500  # rows given back by one statement of a sweep
 LONGEST_DELAY: Final = 3650 * 86400.0  # seconds; a retry later than that is meant as never
+ALLOWING: Final = (
+    'Do it as the owner of the schema, or let the owner run "ganger install --roles" and GRANT ganger_supervisor, '
+    "ganger_enqueuer or ganger_viewer to this role."
+)
 CROWDED: Final = ("too many clients", "too many connections", "connection slots")
 _NOT_STORABLE: Final = re.compile("[\\0\\ud800-\\udfff]")
 
@@ -356,11 +360,7 @@ def check_rights(conn: Connection, schema: str = SCHEMA) -> None:
 def not_allowed(conn: Connection, schema: str, why: object) -> NotAllowed:
     """What to tell a role that may not do what it wants to do in our schema."""
     said = why.diag.message_primary if isinstance(why, psycopg.Error) else why
-    return NotAllowed(
-        f'The role {conn.info.user} may not do this in the schema "{schema}": {said}. Its owner can allow it: '
-        f'run "ganger install --roles{_option(schema)}", then GRANT ganger_supervisor (or ganger_enqueuer, or '
-        f"ganger_viewer) TO {conn.info.user}."
-    )
+    return NotAllowed(f'The role {conn.info.user} may not do this in the schema "{schema}": {said}. {ALLOWING}')
 
 
 def _installed(conn: Connection, schema: str) -> int | None:
