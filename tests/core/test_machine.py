@@ -304,6 +304,23 @@ def test_what_had_finished_is_stored_before_it_registers_anew() -> None:
     assert [register.former for register in desk.said(m.Register)] == [None, 1]
 
 
+# ---- a job at its limit ----------------------------------------------------------------------------------------------
+
+
+def test_a_child_that_has_obeyed_its_limit_flushes_no_longer_than_the_ladder_lasts() -> None:
+    """What the job has started lives until its child has gone: so that is bounded by the kill it has escaped."""
+    desk = Desk(timeout=10.0, grace=1.0)
+    desk.running()
+    desk.wait(10.2)
+    assert len(desk.said(m.Interrupt)) == 1
+    desk.returned()
+    assert len(desk.said(m.Retire)) == 1
+    desk.wait(1.2)
+    assert not desk.said(m.Kill)
+    desk.wait(0.2)
+    assert len(desk.said(m.Kill)) == 1
+
+
 # ---- children that do not boot ---------------------------------------------------------------------------------------
 
 

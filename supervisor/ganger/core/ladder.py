@@ -56,9 +56,8 @@ class Ladder:
         """Replace the steps to come by the full ladder with this grace, if that ends sooner. The reason stays."""
         if self.highest is Step.KILL:
             return
-        kill = min((at for at, step in self.steps if step is Step.KILL), default=None)
         steps = _at(now, full(grace))
-        if kill is None or steps[-1][0] < kill:
+        if self.kill_at is None or steps[-1][0] < self.kill_at:
             self.steps = steps
 
     def due(self, now: float) -> list[Step]:
@@ -74,6 +73,11 @@ class Ladder:
     @property
     def deadline(self) -> float | None:
         return self.steps[0][0] if self.steps else None
+
+    @property
+    def kill_at(self) -> float | None:
+        """When the kill is due, if it is still to come."""
+        return next((at for at, step in self.steps if step is Step.KILL), None)
 
 
 def _at(now: float, steps: tuple[tuple[float, Step], ...]) -> list[tuple[float, Step]]:

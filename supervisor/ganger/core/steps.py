@@ -75,8 +75,14 @@ class Steps:
         self.out(m.StartChild(slot.name, slot.child))
 
     def _retire(self, slot: Slot, now: m.Now) -> None:
+        """Let the child flush and close. One that is being ended has no longer for that than the ladder gives it, for
+        what its job has started lives as long as it does."""
+        ladder = slot.run.ladder if slot.run is not None else None
+        kill_at = ladder.kill_at if ladder is not None else None
         slot.move("retire")
         slot.limit_at = now.mono + bounds.LEAVE_LIMIT
+        if kill_at is not None:
+            slot.limit_at = min(slot.limit_at, kill_at)
         self.out(m.Retire(slot.name, slot.child))
 
     def _pause(self, slot: Slot, now: m.Now) -> None:
