@@ -42,6 +42,7 @@ SHARED = {
     "trust": {"gang"},
     "units": set(FLOOR),
     "wire": {"gang"},
+    "words": set(FLOOR),
 }
 
 # The core computes and does nothing else: these modules, and of some of them these names.

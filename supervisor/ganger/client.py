@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 from uuid import UUID
 
@@ -22,9 +24,11 @@ import psycopg
 from psycopg import errors
 from psycopg.rows import tuple_row
 
-from ganger.config import LONGEST, SHUTDOWNS
+from ganger.config import LARGEST, SHUTDOWNS
 from ganger.database import SCHEMA, SchemaMissing
-from ganger.sql import statement
+from ganger.sql import BadSchemaName, check_schema_name, statement
+from ganger_child.units import LONGEST
+from ganger_child.words import message, shown
 
 if sys.version_info >= (3, 14):
     from uuid import uuid7
@@ -44,6 +48,7 @@ MAX_DEPTH: Final = 200  # arrays and objects inside each other: every JSON reade
 MAX_NAME: Final = 500  # characters of a queue, a job type or a unique key: they stand in indexes
 _SMALLINT: Final = range(-(1 << 15), 1 << 15)
 _BIGINT: Final = range(1, 1 << 63)
+_LONGEST_NUMBER: Final = 1000  # digits of one with a point or an exponent
 
 _ABSENT: Final = (errors.InvalidSchemaName, errors.UndefinedFunction, errors.UndefinedTable)
 _ESCAPED_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -134,8 +139,8 @@ def enqueue(
         job_id=job_id,
         unique_key=unique_key,
     )
-    call = _Enqueue.checked(job, _Manner(on_duplicate, notify, dumps, schema, max_payload))
-    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
+    call = _Enqueue.checked(job, _Manner.checked(on_duplicate, notify, dumps, schema, max_payload))
+    cursor = _cursor(conn)
     try:
         return call.answer(cursor.execute(call.text, call.values).fetchone())
     except _ABSENT as error:
@@ -178,7 +183,9 @@ async def enqueue_async(
         job_id=job_id,
         unique_key=unique_key,
     )
-    call = _Enqueue.checked(job, _Manner(on_duplicate, notify, dumps, schema, max_payload))
+    call = _Enqueue.checked(job, _Manner.checked(on_duplicate, notify, dumps, schema, max_payload))
+    if not isinstance(conn, psycopg.AsyncConnection):
+        raise BadJob(f"conn is {shown(conn)}: give an asynchronous connection of psycopg 3.")
     cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
     try:
         await cursor.execute(call.text, call.values)
@@ -201,11 +208,11 @@ def enqueue_many(
 
     Where no job has a key of its own this is one COPY, and an order of magnitude faster than one by one.
     """
-    manner = _Manner(on_duplicate, notify, dumps, schema, max_payload)
-    calls = [_Enqueue.checked(job, manner) for job in jobs]
+    manner = _Manner.checked(on_duplicate, notify, dumps, schema, max_payload)
+    calls = _all_checked(jobs, manner)
+    cursor = _cursor(conn)
     if not calls:
         return []
-    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
     try:
         # Outside a transaction and without autocommit, psycopg begins one here and leaves it to the caller; the block
         # below is then a savepoint. Without this statement it would be the block's, and committed at its end.
@@ -235,12 +242,10 @@ def cancel(
     "unknown": there is no such job. Raises BadJob, SchemaMissing, and what psycopg raises (under REPEATABLE READ a
     serialization failure, if the job changed since the snapshot).
     """
-    _check_key("job_id", job_id)
-    if reason not in ("cancelled", "killed"):
-        raise BadJob(f'reason is {reason!r}: give "cancelled" or "killed".')
-    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
+    values = {"job_id": _key("job_id", job_id), "reason": _word("reason", reason, ("cancelled", "killed"))}
+    cursor, text = _cursor(conn), statement("cancel", _schema(schema))
     try:
-        row = cursor.execute(statement("cancel", schema), {"job_id": job_id, "reason": reason}).fetchone()
+        row = cursor.execute(text, values).fetchone()
     except _ABSENT as error:
         raise _missing(schema) from error
     assert row is not None
@@ -262,6 +267,17 @@ class _Manner:
     schema: str
     max_payload: int
 
+    @staticmethod
+    def checked(on_duplicate: object, notify: object, dumps: object, schema: object, max_payload: object) -> _Manner:
+        """Check what is the same for all jobs. Raises BadJob."""
+        if not isinstance(notify, bool):
+            raise BadJob(f"notify is {shown(notify)}: give True or False.")
+        if not callable(dumps):
+            raise BadJob(f"dumps is {shown(dumps)}: give a function that makes JSON of a value.")
+        wanted: Any = _word("on_duplicate", on_duplicate, ("raise", "ignore"))
+        most = _whole("max_payload", max_payload, range(1, LARGEST + 1))
+        return _Manner(wanted, notify, dumps, _schema(schema), most)
+
 
 @dataclass(frozen=True, slots=True)
 class _Enqueue:
@@ -273,13 +289,10 @@ class _Enqueue:
     @staticmethod
     def checked(job: NewJob, manner: _Manner) -> _Enqueue:
         """Check everything and return what to send. Raises BadJob."""
-        if manner.on_duplicate not in ("raise", "ignore"):
-            raise BadJob(f'on_duplicate is {manner.on_duplicate!r}: give "raise" or "ignore".')
-        text = statement("enqueue", manner.schema)
-        if job.job_id is not None:
-            _check_key("job_id", job.job_id)
-        keys = [f"job_id {job.job_id}"] if job.job_id else []
-        keys += [f"unique_key {job.unique_key!r}"] if job.unique_key is not None else []
+        job_id = None if job.job_id is None else _key("job_id", job.job_id)
+        unique_key = None if job.unique_key is None else _name("unique_key", job.unique_key)
+        keys = [f"job_id {job_id}"] if job_id is not None else []
+        keys += [f"unique_key {unique_key!r}"] if unique_key is not None else []
         values = {
             "job_type": _name("job_type", job.job_type),
             "payload": _payload(job.payload, manner),
@@ -290,11 +303,12 @@ class _Enqueue:
             "timeout": _seconds("timeout", job.timeout, above=True),
             "grace": _seconds("grace", job.grace),
             "memory": None if job.memory is None else _whole("memory", job.memory, _BIGINT),
-            "shutdown": _shutdown(job.shutdown),
-            "job_id": job.job_id or uuid7(),
-            "unique_key": None if job.unique_key is None else _name("unique_key", job.unique_key),
-            "notify": bool(manner.notify),
+            "shutdown": None if job.shutdown is None else _word("shutdown", job.shutdown, SHUTDOWNS),
+            "job_id": uuid7() if job_id is None else job_id,
+            "unique_key": unique_key,
+            "notify": manner.notify,
         }
+        text = statement("enqueue", manner.schema)
         return _Enqueue(text, values, " or ".join(keys), manner.on_duplicate == "ignore")
 
     @property
@@ -312,6 +326,19 @@ class _Enqueue:
         if job_id is None or (row[1] and not self.ignore):
             raise DuplicateJob(job_id, self.key)
         return job_id
+
+
+def _all_checked(jobs: Iterable[NewJob], manner: _Manner) -> list[_Enqueue]:
+    """Check all jobs before the first is sent. Raises BadJob, which says the number of the bad one."""
+    calls = []
+    for number, job in enumerate(jobs):
+        if not isinstance(job, NewJob):
+            raise BadJob(f"jobs[{number}] is {shown(job)}: give a NewJob.")
+        try:
+            calls.append(_Enqueue.checked(job, manner))
+        except BadJob as error:
+            raise BadJob(f"jobs[{number}]: {error}") from error.__cause__
+    return calls
 
 
 def _copy(cursor: psycopg.Cursor[Any], calls: Sequence[_Enqueue], now: datetime, manner: _Manner) -> list[UUID]:
@@ -337,64 +364,90 @@ def _one_by_one(cursor: psycopg.Cursor[Any], calls: Sequence[_Enqueue], manner: 
     return [ids[number] for number in range(len(calls))]
 
 
+def _cursor(conn: object) -> psycopg.Cursor[Any]:
+    if not isinstance(conn, psycopg.Connection):
+        raise BadJob(f"conn is {shown(conn)}: give a connection of psycopg 3.")
+    return psycopg.Cursor(conn, row_factory=tuple_row)
+
+
 def _missing(schema: str) -> SchemaMissing:
     return SchemaMissing(f'The schema "{schema}" is not installed in this database: run "ganger install" for it.')
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One check per kind of argument
+# One check per kind of argument. What comes out is of the plain type: the driver, and what it asks, meet no subclass.
 
 
 def _name(argument: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise BadJob(f"{argument} is {value!r}: give a text that is not empty.")
-    if len(value) > MAX_NAME:
-        raise BadJob(f"{argument} has {len(value)} characters: give {MAX_NAME} at most.")
-    if "\0" in value or not _encodable(value):
-        raise BadJob(f"{argument} is {value!r}: PostgreSQL can hold neither NUL nor lone surrogates.")
-    return value
+    if not isinstance(value, str) or not (name := str.__str__(value)):
+        raise BadJob(f"{argument} is {shown(value)}: give a text that is not empty.")
+    if len(name) > MAX_NAME:
+        raise BadJob(f"{argument} has {len(name)} characters: give {MAX_NAME} at most.")
+    if "\0" in name or not _encodable(name):
+        raise BadJob(f"{argument} is {shown(value)}: PostgreSQL can hold neither NUL nor lone surrogates.")
+    return name
 
 
-def _check_key(argument: str, value: object) -> None:
+def _word(argument: str, value: object, words: Sequence[str]) -> str:
+    if not isinstance(value, str) or (word := str.__str__(value)) not in words:
+        raise BadJob(f"{argument} is {shown(value)}: give one of {', '.join(words)}.")
+    return word
+
+
+def _schema(value: object) -> str:
+    try:
+        return check_schema_name(value)
+    except BadSchemaName as error:
+        raise BadJob(str(error)) from None
+
+
+def _key(argument: str, value: object) -> UUID:
     if not isinstance(value, UUID):
-        raise BadJob(f"{argument} is {value!r}: give a uuid.UUID.")
+        raise BadJob(f"{argument} is {shown(value)}: give a uuid.UUID.")
+    return UUID(int=value.int)
 
 
 def _moment(job: NewJob) -> datetime | None:
+    """The due time in UTC: PostgreSQL does not know every time zone that Python does."""
     value: object = job.process_at
     if value is None:
         return None
     if job.process_in is not None:
         raise BadJob("process_at and process_in exclude each other: give one of them.")
     if not isinstance(value, datetime):
-        raise BadJob(f"process_at is {value!r}: give a datetime with a time zone.")
-    if value.utcoffset() is None:
-        raise BadJob(f"process_at is {value.isoformat()}, without a time zone: give a datetime with one.")
-    return value
+        raise BadJob(f"process_at is {shown(value)}: give a datetime with a time zone.")
+    try:
+        has_zone = isinstance(value.utcoffset(), timedelta)  # a pandas.NaT's is neither that nor None
+        utc = datetime.astimezone(value, UTC)
+    except Exception as error:  # a time zone that raises, or a moment outside the calendar
+        raise BadJob(f"process_at is {shown(value)}, which is no moment: {message(error)}.") from error
+    if not has_zone:
+        raise BadJob(f"process_at is {shown(value)}, without a time zone: give a datetime with one.")
+    return datetime(utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second, utc.microsecond, UTC)
 
 
 def _seconds(argument: str, value: object, *, above: bool = False) -> float | None:
     if value is None:
         return None
-    number = value.total_seconds() if isinstance(value, timedelta) else value
+    number = timedelta.total_seconds(value) if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise BadJob(f"{argument} is {value!r}: give a timedelta or a number of seconds.")
+        raise BadJob(f"{argument} is {shown(value)}: give a timedelta or a number of seconds.")
+    number = _plain(number)
     if not 0 <= number <= LONGEST or (above and number == 0):
         least = "more than 0" if above else "at least 0"
-        raise BadJob(f"{argument} is {value!r}: give {least} and at most {LONGEST:.0f} seconds.")
+        raise BadJob(f"{argument} is {shown(value)}: give {least} and at most {LONGEST:.0f} seconds.")
     return float(number)
 
 
 def _whole(argument: str, value: object, allowed: range) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
-        raise BadJob(f"{argument} is {value!r}: give a whole number from {allowed[0]} to {allowed[-1]}.")
-    return value
+    if isinstance(value, bool) or not isinstance(value, int) or (number := _plain(value)) not in allowed:
+        raise BadJob(f"{argument} is {shown(value)}: give a whole number from {allowed[0]} to {allowed[-1]}.")
+    return int(number)
 
 
-def _shutdown(value: object) -> str | None:
-    if value is not None and (not isinstance(value, str) or value not in SHUTDOWNS):
-        raise BadJob(f"shutdown is {value!r}: give one of {', '.join(SHUTDOWNS)}.")
-    return value
+def _plain(number: float) -> float:
+    """The number itself, of an IntEnum, of numpy's float64: a range would count its way to what is no plain number."""
+    return operator.index(number) if isinstance(number, int) else float.__float__(number)
 
 
 def _payload(value: object, manner: _Manner) -> str:
@@ -403,21 +456,22 @@ def _payload(value: object, manner: _Manner) -> str:
         raw = manner.dumps(value)
         text = raw.decode() if isinstance(raw, bytes) else raw
         if not isinstance(text, str):
-            raise TypeError(f"dumps returned {type(raw).__name__}, not text")
+            raise TypeError(f"dumps returned {shown(raw)}, not text")
+        text = str.__str__(text)
         size = len(text) if text.isascii() else len(text.encode())
         if size > manner.max_payload:
             raise ValueError(f"it has {size} bytes, over max_payload of {manner.max_payload}")
         if _depth(text) > MAX_DEPTH:
             raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
-        read = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        read = json.loads(text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_object)
         if "\\u" in text:
             if _ESCAPED_NUL.search(text):
                 raise ValueError("it holds the character NUL")
             json.dumps(read, ensure_ascii=False).encode()
     except UnicodeError:
         raise BadJob("payload cannot be stored: it holds a lone surrogate.") from None
-    except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise BadJob(f"payload cannot be stored: {error}.") from error
+    except Exception as error:  # also what methods of the value raise
+        raise BadJob(f"payload cannot be stored: {message(error)}.") from error
     return text
 
 
@@ -438,9 +492,18 @@ def _no_number(word: str) -> None:
 
 def _finite(digits: str) -> float:
     number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"the number {digits[:40]} is too large")
+    if math.isinf(number) or len(digits) > _LONGEST_NUMBER or (number == 0 and re.match("[-0.]*[1-9]", digits)):
+        raise ValueError(f"the number {shown(digits)} is too large, too small or too long")
     return number
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of two values under one key PostgreSQL would keep the last, and nobody would know."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {shown(twice)} is in an object twice")
+    return made
 
 
 def _encodable(text: str) -> bool:

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ganger_child import units
+from ganger_child.units import LONGEST
+from ganger_child.words import message, shown
 
 SHUTDOWNS: Final = ("wait", "finish", "interrupt", "terminate")
-LONGEST: Final = 3650 * 86400.0  # seconds; more than this is a slip of the pen
 LARGEST: Final = 1 << 30  # bytes that a payload or a result may have
 MOST_SLOTS: Final = 4096
+LARGEST_FILE: Final = 1 << 20  # bytes of a file with settings
 
 _FLAGS: Final = {
     "1": True,
@@ -64,9 +66,9 @@ def seconds(value: object, label: str, *, low: float = 0.0, above: bool = False)
         number = units.seconds(value, label)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if number < low or (above and number == low) or number > LONGEST:
+    if number < low or (above and number == low):
         least = f"more than {low:g}" if above else f"at least {low:g}"
-        raise ConfigError(f"{label} is {value!r}: give {least} and at most {LONGEST:.0f} seconds.")
+        raise ConfigError(f"{label} is {shown(value)}: give {least} and at most {LONGEST:.0f} seconds.")
     return number
 
 
@@ -78,7 +80,7 @@ def size(value: object, label: str, *, high: int | None = None) -> int:
         raise ConfigError(str(error)) from None
     if number < 1 or (high is not None and number > high):
         raise ConfigError(
-            f"{label} is {value!r}: give at least 1 byte{'' if high is None else f' and at most {high}'}."
+            f"{label} is {shown(value)}: give at least 1 byte{'' if high is None else f' and at most {high}'}."
         )
     return number
 
@@ -88,7 +90,7 @@ def whole(value: object, label: str, *, low: int, high: int) -> int:
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", value, re.ASCII):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"{label} is {value!r}: give a whole number from {low} to {high}.")
+        raise ConfigError(f"{label} is {shown(value)}: give a whole number from {low} to {high}.")
     return value
 
 
@@ -97,26 +99,26 @@ def flag(value: object, label: str) -> bool:
     if isinstance(value, str):
         value = _FLAGS.get(value.strip().lower(), value)
     if not isinstance(value, bool):
-        raise ConfigError(f"{label} is {value!r}: give true or false.")
+        raise ConfigError(f"{label} is {shown(value)}: give true or false.")
     return value
 
 
 def word(value: object, label: str, *, words: Sequence[str]) -> str:
     """Read one of several words."""
     if not isinstance(value, str) or value not in words:
-        raise ConfigError(f"{label} is {value!r}: give one of {', '.join(words)}.{_suggestion(value, words)}")
+        raise ConfigError(f"{label} is {shown(value)}: give one of {', '.join(words)}.{_suggestion(value, words)}")
     return value
 
 
 def text(value: object, label: str, *, longest: int = 200) -> str:
     """Read a name: not empty, printable, of a bounded length, without a space at its ends."""
     if not isinstance(value, str):
-        raise ConfigError(f"{label} is {value!r}: give text.")
+        raise ConfigError(f"{label} is {shown(value)}: give text.")
     if not value.strip() or value != value.strip():
-        raise ConfigError(f"{label} is {value!r}: give a name that is not empty and has no space at its ends.")
+        raise ConfigError(f"{label} is {shown(value)}: give a name that is not empty and has no space at its ends.")
     if not value.isprintable():  # control characters, NUL and lone surrogates
         raise ConfigError(
-            f"{label} is {value!r}, which holds a control character or another unprintable one: leave it out."
+            f"{label} is {shown(value)}, which holds a control character or another unprintable one: leave it out."
         )
     if len(value.encode()) > longest:
         raise ConfigError(f"{label} has {len(value.encode())} bytes: give at most {longest}.")
@@ -127,7 +129,7 @@ def reference(value: object, label: str) -> str:
     """Read the name of something in a module: ``package.module:name``."""
     value = text(value, label)
     if not _REFERENCE.fullmatch(value):
-        raise ConfigError(f"{label} is {value!r}: give a module and a name in it, as in myapp.jobs:handlers.")
+        raise ConfigError(f"{label} is {shown(value)}: give a module and a name in it, as in myapp.jobs:handlers.")
     return value
 
 
@@ -147,20 +149,20 @@ def schema_name(value: object, label: str) -> str:
     """Read the name of a schema."""
     value = text(value, label, longest=63)
     if not _SCHEMA.fullmatch(value):
-        raise ConfigError(f"{label} is {value!r}: give letters, digits and underscores, and no digit first.")
+        raise ConfigError(f"{label} is {shown(value)}: give letters, digits and underscores, and no digit first.")
     if value.lower().startswith("pg_"):
-        raise ConfigError(f"{label} is {value!r}: PostgreSQL keeps names that begin with pg_ for itself; give another.")
+        raise ConfigError(f"{label} is {shown(value)}: PostgreSQL keeps names with pg_ at the front; give another.")
     return value
 
 
 def queue_list(value: object, label: str) -> str:
     """Read the queues, as "a,b", "a=4,b=2", a list or a mapping; the result is text in one of the first two forms."""
     if isinstance(value, Mapping):
-        value = ",".join(f"{_queue_name(name, label)}={slots}" for name, slots in value.items())
+        value = ",".join(f"{_queue_name(name, label)}={_slots(name, slots, label)}" for name, slots in value.items())
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         value = ",".join(_queue_name(name, label) for name in value)
     if not isinstance(value, str):
-        raise ConfigError(f"{label} is {value!r}: give names such as a,b, or names with slots such as a=4,b=2.")
+        raise ConfigError(f"{label} is {shown(value)}: give names such as a,b, or names with slots such as a=4,b=2.")
     return ",".join(f"{name}={slots}" if slots else name for name, slots in _parse_queues(value, label))
 
 
@@ -168,38 +170,38 @@ def _parse_queues(value: str, label: str) -> list[tuple[str, int | None]]:
     parsed: list[tuple[str, int | None]] = []
     for part in value.split(","):
         name, equals, slots = part.partition("=")
-        count = (
-            whole(slots, f"the number of slots of queue {name.strip()!r} in {label}", low=1, high=MOST_SLOTS)
-            if equals
-            else None
-        )
-        parsed.append((_queue_name(name.strip(), label), count))
+        name = _queue_name(name.strip(), label)
+        parsed.append((name, _slots(name, slots, label) if equals else None))
     names = [name for name, _ in parsed]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise ConfigError(f"{label} names the queue {min(twice)!r} twice: name each queue once.")
+        raise ConfigError(f"{label} names the queue {shown(min(twice))} twice: name each queue once.")
     if len({count is None for _, count in parsed}) > 1:
-        raise ConfigError(f"{label} is {value!r}: give every queue its slots (a=4,b=2), or none of them (a,b).")
+        raise ConfigError(f"{label} is {shown(value)}: give every queue its slots (a=4,b=2), or none of them (a,b).")
     return parsed
 
 
 def _queue_name(value: object, label: str) -> str:
     name = text(value, f"a queue in {label}", longest=2000)
     if "," in name or "=" in name:
-        raise ConfigError(f"a queue in {label} is {name!r}: a name here can hold neither a comma nor an equals sign.")
+        raise ConfigError(f"a queue in {label} is {shown(name)}: here a name holds neither a comma nor an equals sign.")
     return name
+
+
+def _slots(name: str, value: object, label: str) -> int:
+    return whole(value, f"the number of slots of queue {shown(name)} in {label}", low=1, high=MOST_SLOTS)
 
 
 def _callback(value: object, label: str) -> Callable[..., Any]:
     if not callable(value):
-        raise ConfigError(f"{label} is {value!r}: give a function.")
+        raise ConfigError(f"{label} is {shown(value)}: give a function.")
     return value
 
 
 def _suggestion(value: object, words: Iterable[str]) -> str:
     import difflib  # 10 ms that only a mistake costs
 
-    close = difflib.get_close_matches(str(value), list(words), n=1)
+    close = difflib.get_close_matches(value[:50], list(words), n=1) if isinstance(value, str) else []
     return f" Did you mean {close[0]}?" if close else ""
 
 
@@ -210,8 +212,8 @@ def _suggestion(value: object, words: Iterable[str]) -> str:
 def _setting(default: Any, read: Callable[..., Any], help: str, *, short: str = "", **bounds: Any) -> Any:
     """One setting: its default, the reader of its values, its help, a short flag, and the bounds for the reader."""
     help = help.format(words=", ".join(bounds.get("words", ())))
-    shown = read is not database_url  # which may hold a password
-    return field(default=default, repr=shown, metadata={"read": read, "bounds": bounds, "help": help, "short": short})
+    metadata = {"read": read, "bounds": bounds, "help": help, "short": short}
+    return field(default=default, repr=read is not database_url, metadata=metadata)  # which may hold a password
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +319,7 @@ def check_slots(queues: object, concurrency: object) -> None:
     if "=" in str(queues) and concurrency is not None:
         raise ConfigError(
             "concurrency and queues with slots of their own exclude each other: "
-            f"leave concurrency out, or the numbers in {queues!r}."
+            f"leave concurrency out, or the numbers in {shown(queues)}."
         )
 
 
@@ -371,26 +373,55 @@ def option_name(name: str) -> str:
 
 def _file(config_file: str | None) -> tuple[str, dict[str, Any]]:
     """Find and read ``ganger.toml``, or ``[tool.ganger]`` of ``pyproject.toml``, in the current folder."""
-    candidates = [config_file] if config_file else ["ganger.toml", "pyproject.toml"]
-    path = next((path for path in candidates if Path(path).is_file()), None)
-    if path is None:
-        if config_file:
-            raise ConfigError(f"the configuration file {config_file} does not exist.")
-        return "", {}
+    for path in ["ganger.toml", "pyproject.toml"] if config_file is None else [config_file]:
+        content = _content(path)
+        if content is not None:
+            return path, _table(path, content)
+    if config_file is not None:
+        raise ConfigError(f"the configuration file {_plain(config_file)} does not exist.")
+    return "", {}
+
+
+def _content(path: str) -> dict[str, Any] | None:
+    """What a TOML file holds; None where there is no such file."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL
+        raise ConfigError(f"the configuration file {_plain(path)} cannot be read: {message(error)}.") from error
+    if len(data) > LARGEST_FILE:
+        raise ConfigError(f"the configuration file {_plain(path)} has over {LARGEST_FILE} bytes: give another.")
     import tomllib  # 30 ms that only a file costs
 
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the configuration file {path} cannot be read: {error}.") from error
-    table = content.get("tool", {}).get("ganger", {}) if Path(path).name == "pyproject.toml" else content
-    if not isinstance(table, dict):
-        raise ConfigError(f"tool.ganger in {path} is no table.")
-    table = {name.replace("-", "_"): value for name, value in table.items()}
-    for name in table:
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the configuration file {_plain(path)} cannot be read: {message(error)}.") from error
+
+
+def _table(path: str, content: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a file by their names, each of which may be written with dashes."""
+    table: Any = content
+    for name in ("tool", "ganger") if Path(path).name == "pyproject.toml" else ():
+        table = table.get(name, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{name} in {path} is {shown(table)}: make it a table.")
+    settings: dict[str, Any] = {}
+    for written, value in table.items():
+        name = written.replace("-", "_")
         if name not in OPTIONS:
-            raise ConfigError(f"{name} in {path} is no setting of ganger.{_suggestion(name, OPTIONS)}")
-    return path, table
+            raise ConfigError(f"{_plain(written)} in {path} is no setting of ganger.{_suggestion(name, OPTIONS)}")
+        if name in settings:
+            raise ConfigError(f"{name} stands twice in {path}, with dashes and without: leave one out.")
+        settings[name] = value
+    return settings
+
+
+def _plain(name: str) -> str:
+    """A name that was given, in quotes only where it is a strange one."""
+    return name if re.fullmatch(r"[\w./-]{1,200}", name) else shown(name)
 
 
 def usable_cpus() -> int:

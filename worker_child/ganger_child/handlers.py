@@ -22,6 +22,7 @@ from ganger_child.errors import UnknownJobType
 from ganger_child.job import Job
 from ganger_child.options import Options
 from ganger_child.retry import Retry
+from ganger_child.words import message, shown
 
 SHUTDOWNS: Final = ("wait", "finish", "interrupt", "terminate")
 
@@ -104,15 +105,15 @@ class Handlers:
         ``retry`` is a fixed Retry in place of a strategy. Raises ValueError for a type that is declared already, and
         for values that are no such thing.
         """
-        label = f"of job type {job_type!r}"
+        label = f"of job type {shown(job_type)}"
         if not isinstance(job_type, str) or not job_type.strip():
-            raise ValueError(f"the job type is {job_type!r}: give a name.")
+            raise ValueError(f"the job type is {shown(job_type)}: give a name.")
         if job_type in self.job_types:
-            raise ValueError(f"the job type {job_type!r} is declared twice: give each handler a type of its own.")
+            raise ValueError(f"the job type {shown(job_type)} is declared twice: give each handler a type of its own.")
         if retry is not None and retry_strategy is not None:
             raise ValueError(f"retry and retry_strategy {label} exclude each other: leave one out.")
         if shutdown is not None and shutdown not in SHUTDOWNS:
-            raise ValueError(f"shutdown {label} is {shutdown!r}: give one of {', '.join(SHUTDOWNS)}.")
+            raise ValueError(f"shutdown {label} is {shown(shutdown)}: give one of {', '.join(SHUTDOWNS)}.")
         limits = {
             "timeout": _limit(units.seconds, timeout, f"timeout {label}", least=0.001),
             "grace": _limit(units.seconds, grace, f"grace {label}"),
@@ -194,7 +195,7 @@ def _load_handlers(handlers: Handlers, reactions: Reactions, name: str) -> Loade
     known = ", ".join(sorted(types))
 
     def unknown(job: Job) -> Any:
-        raise UnknownJobType(f"there is no handler for the job type {job.type!r} in {name} (it has {known:.1000})")
+        raise UnknownJobType(f"there is no handler for the job type {shown(job.type)} in {name} (it has {known:.1000})")
 
     other = JobType(unknown, handlers.loads, handlers.reactions.over(reactions))
     facts = {job_type: dict(declared.limits) for job_type, declared in types.items()}
@@ -246,7 +247,8 @@ def _named(name: str, what: str) -> Any:
             ) from error
         raise LoadError(f"{what} is {name}, and importing it needs a module that is missing: {error}") from error
     except BaseException as error:
-        raise LoadError(f"{what} is {name}, and importing it raised {type(error).__name__}: {error}") from error
+        told = f"{type(error).__name__}: {message(error)}"
+        raise LoadError(f"{what} is {name}, and importing it raised {told}") from error
     for part in path.split("."):
         try:
             found = getattr(found, part)
@@ -283,13 +285,13 @@ def _reactions(
 
 def _constant(retry: Retry, label: str) -> RetryStrategy:
     if not isinstance(retry, Retry):
-        raise TypeError(f"retry {label} is {retry!r}: give a Retry, or a function as retry_strategy.")
+        raise TypeError(f"retry {label} is {shown(retry)}: give a Retry, or a function as retry_strategy.")
     return lambda job, exception: retry
 
 
 def _callable(value: Any, name: str) -> Any:
     if not callable(value):
-        raise TypeError(f"{name} is {value!r}: give a function.")
+        raise TypeError(f"{name} is {shown(value)}: give a function.")
     return value
 
 
@@ -298,5 +300,5 @@ def _limit(read: Callable[[object, str], float], value: object, name: str, least
         return None
     number = read(value, name)
     if number < least:
-        raise ValueError(f"{name} is {value!r}: give at least {least:g}, or leave it out.")
+        raise ValueError(f"{name} is {shown(value)}: give at least {least:g}, or leave it out.")
     return number

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ganger_child.words import shown
+
 MOST_RETRIES: Final = 2**31 - 1
 MOST_DELAYS: Final = 1000
 LONGEST: Final = 100 * 366 * 86400.0  # seconds; longer is a slip of the pen
@@ -34,12 +36,12 @@ class Retry:
 
     def __post_init__(self) -> None:
         if isinstance(self.retries, bool) or not isinstance(self.retries, int):
-            raise TypeError(f"retries is {self.retries!r}: give a whole number.")
+            raise TypeError(f"retries is {shown(self.retries)}: give a whole number.")
         if not 0 <= self.retries <= MOST_RETRIES:
-            raise ValueError(f"retries is {self.retries!r}: give a whole number from 0 to {MOST_RETRIES}.")
+            raise ValueError(f"retries is {shown(self.retries)}: give a whole number from 0 to {MOST_RETRIES}.")
         object.__setattr__(self, "delays", _delays(self.delays))
         if _number(self.jitter, "jitter") > 1:
-            raise ValueError(f"jitter is {self.jitter!r}: give a number from 0 to 1.")
+            raise ValueError(f"jitter is {shown(self.jitter)}: give a number from 0 to 1.")
 
     @classmethod
     def exponential(
@@ -74,15 +76,17 @@ def checked(answer: object) -> Retry | None:
 
     Raises TypeError or ValueError, saying what is wrong with it. Other keys of a mapping are ignored.
     """
-    if answer is None or isinstance(answer, Retry):
-        return answer
+    if answer is None:
+        return None
+    if isinstance(answer, Retry):
+        return Retry(answer.retries, answer.delays, answer.jitter)  # anew, because a subclass may say anything
     if not isinstance(answer, Mapping):
         raise TypeError(
-            f"the retry strategy returned {_shown(answer)}: "
+            f"the retry strategy returned {shown(answer)}: "
             'give a Retry, None, or a mapping such as {"retries": 2, "delays": [1, 5]}.'
         )
     if "retries" not in answer:
-        raise ValueError(f'the retry strategy returned {_shown(answer)}, in which "retries" is missing.')
+        raise ValueError(f'the retry strategy returned {shown(answer)}, in which "retries" is missing.')
     return Retry(answer["retries"], answer.get("delays"))
 
 
@@ -96,7 +100,7 @@ def _delays(delays: object) -> tuple[float, ...]:
     if delays is None:
         return ()
     if isinstance(delays, str | bytes | Mapping) or not isinstance(delays, Iterable):
-        raise TypeError(f"delays is {_shown(delays)}: give a list of seconds.")
+        raise TypeError(f"delays is {shown(delays)}: give a list of seconds.")
     read: list[float] = []
     for delay in delays:
         if len(read) == MOST_DELAYS:
@@ -107,13 +111,8 @@ def _delays(delays: object) -> tuple[float, ...]:
 
 def _number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} is {_shown(value)}: give a number.")
+        raise TypeError(f"{name} is {shown(value)}: give a number.")
     number = float(value) if abs(value) < 1e300 else math.inf
     if not 0 <= number <= LONGEST:
-        raise ValueError(f"{name} is {_shown(value)}: give a number that is not negative, at most {LONGEST:.0f}.")
+        raise ValueError(f"{name} is {shown(value)}: give a number that is not negative, at most {LONGEST:.0f}.")
     return number
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
