@@ -86,7 +86,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="which faults and jobs (default: a random one, which is printed)")
     parser.add_argument("--supervisors", type=int, default=2, help="how many, on as many hosts (default 2)")
     parser.add_argument("--lease", type=float, default=6.0, help="their lease in seconds (default 6)")
-    parser.add_argument("--slots", type=int, default=4, help="slots of each (default 4)")
+    parser.add_argument("--slots", type=int, default=6, help="slots of each (default 6)")
     parser.add_argument("--only", default="", help="only faults whose name has this in it, as in --only failover")
     parser.add_argument("--keep", action="store_true", help="keep the folder with ledger and logs in any case")
     options = parser.parse_args()
@@ -97,12 +97,11 @@ def _options() -> argparse.Namespace:
 
 
 def _in_world() -> int:
-    """Run it again in namespaces of its own: when that ends, so does everything in it. The shell reaps orphans."""
-    script = 'ip link set lo up; "$@"; exit $?'
+    """Run it again in namespaces of its own: whatever ends it, or us, ends everything in it."""
+    script = 'ip link set lo up; "$@"; exit $?'  # the shell reaps orphans
+    world = ["setpriv", "--pdeathsig", "KILL", "unshare", *hosts.NAMESPACES, "sh", "-c", script, "sh"]
     again = [sys.executable, "-m", "tests.chaos", *sys.argv[1:]]
-    process = subprocess.Popen(
-        ["unshare", *hosts.NAMESPACES, "sh", "-c", script, "sh", *again], env={**os.environ, WORLD: "1"}
-    )
+    process = subprocess.Popen([*world, *again], env={**os.environ, WORLD: "1"})
     while True:
         try:
             return process.wait()

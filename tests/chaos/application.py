@@ -27,10 +27,10 @@ CANCELLED: Final = 0.1  # of the sleeping jobs
 
 # Each kind of job: its share, and a payload.
 KINDS: Final[dict[str, tuple[float, Callable[[random.Random], dict[str, Any]]]]] = {
-    "short": (60, lambda rng: {}),
-    "cpu": (8, lambda rng: {"seconds": rng.uniform(0.01, 0.15)}),
-    "sleep": (8, lambda rng: {"seconds": rng.choice([0.05, 0.3, 1, 2, 8])}),
-    "gil": (5, lambda rng: {"rounds": rng.randrange(100_000, 10_000_000)}),
+    "short": (80, lambda rng: {}),
+    "cpu": (8, lambda rng: {"seconds": rng.uniform(0.01, 0.1)}),
+    "sleep": (6, lambda rng: {"seconds": rng.choice([0.05, 0.05, 0.3, 0.3, 1, 2, 6])}),
+    "gil": (5, lambda rng: {"rounds": rng.randrange(10_000, 5_000_000)}),
     "stuck": (1, lambda rng: {}),
     "fork": (4, lambda rng: {"seconds": rng.choice([0, 0.1, 1])}),
     "memory": (2, lambda rng: {"mib": rng.choice([8, 8, 120])}),

@@ -340,13 +340,15 @@ class Stream:
             self._begin()
 
     def _begin(self) -> None:
+        """One of those that are possible now, on one of the hosts."""
         world = self.world
-        fault = world.rng.choices(self._faults, [fault.share for fault in self._faults])[0]
+        busy = frozenset[str]().union(*(strike.held for _, strike, _ in self._going))
         host = world.rng.choice(world.hosts)
-        held = fault.held(host)
-        if any(held & strike.held for _, strike, _ in self._going) or not fault.possible(world):
+        faults = [fault for fault in self._faults if not fault.held(host) & busy and fault.possible(world)]
+        if not faults:
             return
-        strike = Strike(fault.name, host if fault.on_host else None, time.monotonic(), held)
+        (fault,) = world.rng.choices(faults, [fault.share for fault in faults])
+        strike = Strike(fault.name, host if fault.on_host else None, time.monotonic(), fault.held(host))
         self.strikes.append(strike)
         self._go_on(strike, fault.act(world, host))
 

@@ -30,12 +30,15 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 ROLES: Final = ("supervisor", "template", "warden", "child")  # by their depth in the tree
 DISK: Final = "16m"
 INIT: Final = 'hostname "$0"; mount -t tmpfs -o size="$1" tmpfs "$2"; echo ready; while :; do sleep 3600; done'
+PROGRAMS: Final = ("unshare", "nsenter", "setpriv", "ip", "mount")
 NAMESPACES: Final = ("--net", "--pid", "--fork", "--mount-proc", "--mount", "--uts", "--kill-child")
 
 
 def has_namespaces() -> bool:
     """Whether hosts can be made of namespaces here."""
-    if os.geteuid() != 0 or any(shutil.which(program) is None for program in ("unshare", "nsenter", "ip", "mount")):
+    if os.geteuid() != 0 or any(
+        shutil.which(program) is None for program in ("unshare", "nsenter", "setpriv", "ip", "mount")
+    ):
         return False
     return subprocess.run(["unshare", *NAMESPACES, "true"], capture_output=True).returncode == 0
 
