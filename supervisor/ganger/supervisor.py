@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import socket
 import threading
@@ -22,7 +23,7 @@ from uuid import uuid4
 
 from ganger import database, incarnation, locate
 from ganger.callbacks import Callbacks
-from ganger.config import Config
+from ganger.config import Config, ConfigError
 from ganger.core import messages as m
 from ganger.core.machine import Machine
 from ganger.core.rules import LaneRules, Rules
@@ -35,6 +36,7 @@ from ganger_child import titles
 from ganger_child.options import Options
 
 EVENTS_LIMIT = 5.0  # seconds that the last events may take to be written
+DESCRIPTORS = 40, 6  # that a supervisor needs at most, and for each slot in addition
 
 
 class Supervisor:
@@ -143,6 +145,7 @@ class Supervisor:
         job_limit: int | None = None,
     ) -> int:
         config = self.config
+        _allow_descriptors(sum(lane.slots for lane in config.lanes))
         rules = _rules(config, until_empty=until_empty or config.until_empty, job_limit=job_limit)
         events = Events(config.log_format, config.log_level, log=config.log)
         callbacks = Callbacks(events)
@@ -257,6 +260,20 @@ class Supervisor:
 
 class PollingError(Exception):
     """What on_polling_error is given: the database is lost, or a claim failed; the message says why."""
+
+
+def _allow_descriptors(slots: int) -> None:
+    """Raise our limit on descriptors to what so many slots need. Raises ConfigError where that is not allowed."""
+    needed = len(os.listdir("/proc/self/fd")) + DESCRIPTORS[0] + DESCRIPTORS[1] * slots
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if needed <= limit or limit == resource.RLIM_INFINITY:
+        return
+    if needed > most != resource.RLIM_INFINITY:
+        raise ConfigError(
+            f"{slots} slots need up to {needed} open files, and {most} are allowed: "
+            "raise the hard limit (ulimit -n), or give fewer slots."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
 
 def _print(events: Events, line: Output) -> None:

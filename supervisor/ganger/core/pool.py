@@ -180,6 +180,9 @@ class Pool(Endings):
         """Expected, it was asked to leave or killed in place of its child; else it took its run with it."""
         slot = self.slots[event.slot]
         run, expected = slot.run, slot.dismissed
+        if slot.state is State.HIRING and not expected:
+            error = f"its warden could not be started ({event.how})"
+            self.out(m.Emit("boot-failed", {"slot": slot.name, "error": error}))
         slot.move("warden-gone")
         slot.dismissed = False
         slot.pid = None
