@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -34,6 +35,7 @@ ROUNDS, QUICK_ROUNDS = 5, 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers and workers end with us
     out: Path = options.output
     out.mkdir(parents=True, exist_ok=True)
     with _stage(options.peers) as (rig, found, peers, notes):
@@ -66,6 +68,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", type=_workloads, help=f"some of the workloads {names} (default: all)")
     parser.add_argument("--quick", action="store_true", help="a few small workloads beside two peers: minutes")
     parser.add_argument("--rounds", type=int, help=f"rounds (default: {ROUNDS}, with --quick {QUICK_ROUNDS})")
+    parser.add_argument("--jobs", type=int, help="at most so many jobs, to see whether all of it runs")
     parser.add_argument("-o", "--output", type=Path, default=Path("bench"), help="folder for the report (bench)")
     options = parser.parse_args(arguments)
     quick = options.quick
@@ -139,7 +142,7 @@ def _take_turns(
         for peer in peers:
             if not _takes_part(workload, peer, round_, results):
                 continue
-            values = _measured(workload, peer, options.quick, results)
+            values = _measured(workload, peer, options, results)
             if values is not None:
                 results.add(workload.name, peer.name, values)
                 _say(f"{workload.name} round {round_ + 1} {peer.name}: {report.line(values)}")
@@ -161,10 +164,10 @@ def _takes_part(workload: Workload, peer: Peer, round_: int, results: Results) -
     return workload.peer_rounds is None or round_ < workload.peer_rounds
 
 
-def _measured(workload: Workload, peer: Peer, quick: bool, results: Results) -> Values | None:
-    jobs = (workload.quick if quick else None) or workload.jobs
+def _measured(workload: Workload, peer: Peer, options: argparse.Namespace, results: Results) -> Values | None:
+    jobs = (workload.quick if options.quick else None) or workload.jobs
     try:
-        return workload.measure(peer, min(jobs, peer.jobs.get(workload.name, jobs)))
+        return workload.measure(peer, min(jobs, peer.jobs.get(workload.name, jobs), options.jobs or jobs))
     except (Broken, psycopg.Error, psutil.Error, OSError) as error:
         results.broken.append(f"broken: {workload.name} of {peer.name}: {type(error).__name__}: {error}")
         _say(f"{results.broken[-1]}\n{peer.rig.tail()}")

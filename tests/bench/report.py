@@ -67,7 +67,7 @@ def told(found: Spread | None) -> str:
 def table(workload: Workload, results: Results) -> list[str]:
     """A workload's table in Markdown: a row per queue, with ganger's ratio to it behind each value."""
     series = {metric.key: results.series(workload.name, metric.key) for metric in workload.metrics}
-    names = list(results.rounds.get(workload.name, {}))
+    names = [name for name in results.rounds.get(workload.name, {}) if any(name in found for found in series.values())]
     metrics = [metric for metric in workload.metrics if series[metric.key]]
     extra = sorted(
         {key for values in results.rounds.get(workload.name, {}).get("floor", []) for key in values} - set(series)
@@ -77,8 +77,8 @@ def table(workload: Workload, results: Results) -> list[str]:
     for name in names:
         cells = [_cell(metric, series[metric.key], name) for metric in metrics]
         lines.append(_row([_marked(name, results.rounds[workload.name][name]), *cells]))
-    lines += [f"\nfloor, {key}: {told(spread(results.series(workload.name, key)['floor']))}" for key in extra]
-    return [*lines, ""]
+    beside = ", ".join(f"{key} {told(spread(results.series(workload.name, key)['floor']))}" for key in extra)
+    return [*lines, "", f"Of the floor: {beside}.", ""] if beside else [*lines, ""]
 
 
 def _cell(metric: Metric, series: Mapping[str, Rounds], name: str) -> str:
