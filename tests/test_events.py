@@ -210,6 +210,38 @@ def test_a_full_disk_harms_nobody() -> None:
         assert talk.close()
 
 
+def test_lines_lost_on_a_full_disk_are_told_once_there_is_room_again(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk: it too is met in the middle of a line."""
+    script = """
+import resource, signal, sys
+from ganger.events import Events
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+talk = Events("json")
+def say(*names):
+    for name in names: talk.emit("job-finished", name=name); talk.flush()
+say("first")
+resource.setrlimit(resource.RLIMIT_FSIZE, (150, most))
+say("torn", "lost", "lost too")
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+say("there again", "last")
+talk.close()
+"""
+    log = tmp_path / "log"
+    with log.open("w") as err:
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([sys.executable, "-c", script], stderr=err, check=True, timeout=30, env=environ)
+    first, torn, *rest = log.read_text().splitlines()
+    assert json.loads(first)["name"] == "first"
+    assert '"torn' not in first
+    assert torn.startswith('{"ts"')
+    with pytest.raises(ValueError):
+        json.loads(torn)
+    told = [json.loads(line) for line in rest]
+    assert [line.get("name") or line["event"] for line in told] == ["there again", "events-dropped", "last"]
+    assert (told[1]["count"], told[1]["why"]) == (3, "they could not be written")
+
+
 def test_a_closed_stream_and_one_that_never_was_harm_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = io.StringIO()
     gone.close()

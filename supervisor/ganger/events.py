@@ -48,7 +48,7 @@ EVENTS: Final[dict[str, Wording]] = {
     "state-dump": Wording("info", ""),
     "titles-not-shown": Wording("warning", "{error}"),
     "callback-error": Wording("error", "{callback} raised|{error}"),
-    "events-dropped": Wording("warning", "{count} lines, because nobody read them in time"),
+    "events-dropped": Wording("warning", "{count} lines|because {why}"),
     # a job's life
     "handling-job": Wording("info", "{job}|attempt {attempt}|on {slot}|pid {pid}"),
     "job-finished": Wording("info", "{job}|attempt {attempt}|in {wall_s}|cpu {cpu_s}|memory {max_rss}"),
@@ -180,10 +180,15 @@ class Events:
         for entry in entries:
             wanted = self._err if entry.name else self._out
             if wanted is not stream:
-                stream.write("".join(lines))
+                self._put(stream, lines)
                 stream, lines = wanted, []
             lines.append(self._render(entry, wanted.colour) + "\n")
-        stream.write("".join(lines))
+        self._put(stream, lines)
+
+    def _put(self, stream: _Stream, lines: list[str]) -> None:
+        lost = stream.write("".join(lines))
+        if lost:
+            self._lines.put(_dropped(lost, "they could not be written"))
 
     def _call(self, entries: Iterable[_Entry]) -> None:
         assert self._log is not None
@@ -371,9 +376,13 @@ class _Queue:
             self._waiting.clear()
             self._chars = 0
             if self._dropped:
-                batch.append(_Entry(time.time(), "events-dropped", "warning", {"count": self._dropped}))
+                batch.append(_dropped(self._dropped, "nobody read them in time"))
                 self._dropped = 0
             return batch
+
+
+def _dropped(count: int, why: str) -> _Entry:
+    return _Entry(time.time(), "events-dropped", EVENTS["events-dropped"].level, {"count": count, "why": why})
 
 
 class _Stream:
@@ -383,19 +392,35 @@ class _Stream:
         self._stream = stream
         self.colour = _wants_colour(stream)
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
+        self._lost = 0  # lines that it could not take
+        self._torn = False  # what it took last ends in the middle of a line
 
-    def write(self, text: str) -> None:
+    def write(self, text: str) -> int:
+        """Write lines. Returns how many were lost before, when it takes some again (a disk was full, say)."""
         if not text or self._stream is None:
-            return
+            return 0
         data = text.encode(self._encoding, "backslashreplace")  # locale C has no é, and nothing has a lone surrogate
+        start = b"\n" if self._torn else b""
+        written = self._take(start + data)
+        if written:
+            self._torn = (start + data)[written - 1] != ord("\n")
+        self._lost += data.count(b"\n", max(0, written - len(start)))
+        lost = 0
+        if written == len(start + data):
+            lost, self._lost = self._lost, 0
+        return lost
+
+    def _take(self, data: bytes) -> int:
+        """Write as much as can be written; so many bytes."""
         try:
             fd = self._descriptor()
-            if fd is None:
+            if fd is not None:
+                return _write_all(fd, data)
+            if self._stream is not None:
                 self._stream.write(data.decode(self._encoding))
-            else:
-                _write_all(fd, data)
+            return len(data)
         except (OSError, ValueError):
-            pass
+            return 0
 
     def flush(self) -> None:
         try:
@@ -411,15 +436,19 @@ class _Stream:
             return None
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
+def _write_all(fd: int, data: bytes) -> int:
+    """Write everything, or what can be written: returns the number of bytes."""
+    rest = memoryview(data)
+    while rest:
         try:
-            view = view[os.write(fd, view) :]
+            rest = rest[os.write(fd, rest) :]
         except BlockingIOError:  # somebody who shares the terminal made it non-blocking
             watch = select.poll()
             watch.register(fd, select.POLLOUT)
             watch.poll()
+        except OSError:
+            break
+    return len(data) - len(rest)
 
 
 def _wants_colour(stream: TextIO | None) -> bool:
