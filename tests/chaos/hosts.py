@@ -36,9 +36,7 @@ NAMESPACES: Final = ("--net", "--pid", "--fork", "--mount-proc", "--mount", "--u
 
 def has_namespaces() -> bool:
     """Whether hosts can be made of namespaces here."""
-    if os.geteuid() != 0 or any(
-        shutil.which(program) is None for program in ("unshare", "nsenter", "setpriv", "ip", "mount")
-    ):
+    if os.geteuid() != 0 or any(shutil.which(program) is None for program in PROGRAMS):
         return False
     return subprocess.run(["unshare", *NAMESPACES, "true"], capture_output=True).returncode == 0
 
