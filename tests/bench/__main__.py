@@ -16,16 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import psutil
-import psycopg
-
 from tests.bench import report
 from tests.bench.floor import Floor
 from tests.bench.peers import PEERS, QUICK, load
-from tests.bench.peers.base import Peer, PostgresPeer
+from tests.bench.peers.base import Peer
 from tests.bench.peers.ganger import Runner as Ganger
 from tests.bench.report import Results
-from tests.bench.rig import Broken, Rig
+from tests.bench.rig import Rig
 from tests.bench.servers import Servers, servers
 from tests.bench.throughput import Values
 from tests.bench.workloads import WORKLOADS, Workload
@@ -38,15 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers and workers end with us
     out: Path = options.output
     out.mkdir(parents=True, exist_ok=True)
-    with _stage(options.peers) as (rig, found, peers, notes):
-        results = Results(
-            versions={"postgresql": found.postgres_version, "redis": found.redis_version or "none"}
-            | {peer.name: peer.version for peer in peers},
-            settings={peer.name: peer.settings for peer in peers},
-            postgres=frozenset(peer.name for peer in peers[1:] if isinstance(peer, PostgresPeer)),
-            notes=notes,
-        )
-        floor = Floor(rig, found)
+    results = Results()
+    with _stage(options.peers, results) as (peers, floor):
         for workload in options.only:
             _take_turns(workload, peers, floor, options, results)
     text = report.markdown(options.only, results)
@@ -99,35 +89,47 @@ def _workloads(text: str) -> list[Workload]:
 
 
 @contextmanager
-def _stage(names: Iterable[str]) -> Iterator[tuple[Rig, Servers, list[Peer], list[str]]]:
-    notes: list[str] = []
+def _stage(names: Iterable[str], results: Results) -> Iterator[tuple[list[Peer], Floor]]:
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="ganger-bench-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.chmod(0o711)  # as root, PostgreSQL has another account
         rig = Rig(folder)
         stack.callback(rig.close)
-        wanted: list[type[Peer]] = [Ganger, *_installed(names, notes)]
-        found = stack.enter_context(servers(folder, redis=any(runner.needs_redis for runner in wanted)))
-        if found.redis is None:
-            notes += [f"skipped: {runner.name} needs redis-server on PATH" for runner in wanted if runner.needs_redis]
-            wanted = [runner for runner in wanted if not runner.needs_redis]
-        for note in notes:
-            _say(note)
-        peers = [runner(rig, found) for runner in wanted]
-        for peer in peers:
-            stack.callback(peer.close)
-        yield rig, found, peers, notes
+        runners: list[type[Peer]] = [Ganger, *_installed(names, results)]
+        found = stack.enter_context(servers(folder, redis=any(runner.needs_redis for runner in runners)))
+        results.versions |= {"postgresql": found.postgres_version, "redis": found.redis_version or "none"}
+        peers = []
+        for runner in runners:
+            if runner.needs_redis and found.redis is None:
+                _note(results.notes, f"skipped: {runner.name} needs redis-server on PATH")
+            elif peer := _made(runner, rig, found, results):
+                stack.callback(peer.close)
+                peers.append(peer)
+                results.introduce(peer.name, peer.version, peer.settings, postgres=not peer.needs_redis)
+        yield peers, Floor(found)
 
 
-def _installed(names: Iterable[str], notes: list[str]) -> list[type[Peer]]:
-    runners = []
+def _installed(names: Iterable[str], results: Results) -> Iterator[type[Peer]]:
     for name in names:
         try:
-            runners.append(load(name))
+            yield load(name)
         except ImportError as error:
-            notes.append(f"skipped: {name} is not installed ({error})")
-    return runners
+            _note(results.notes, f"skipped: {name} is not installed ({error})")
+
+
+def _made(runner: type[Peer], rig: Rig, found: Servers, results: Results) -> Peer | None:
+    try:
+        return runner(rig, found)
+    except Exception as error:  # whatever a peer raises, the others go on
+        _note(results.broken, f"broken: {runner.name} cannot be set up: {type(error).__name__}: {error}")
+        return None
+
+
+def _note(notes: list[str], line: str) -> None:
+    if line not in notes:
+        notes.append(line)
+        _say(line)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -157,9 +159,7 @@ def _takes_part(workload: Workload, peer: Peer, round_: int, results: Results) -
     if workload.peers is not None and peer.name not in workload.peers:
         return False
     if why := peer.lacks.get(workload.name):
-        note = f"{workload.name}: {peer.name} {why}"
-        if note not in results.notes:
-            results.notes.append(note)
+        _note(results.notes, f"{workload.name}: {peer.name} {why}")
         return False
     return workload.peer_rounds is None or round_ < workload.peer_rounds
 
@@ -168,9 +168,9 @@ def _measured(workload: Workload, peer: Peer, options: argparse.Namespace, resul
     jobs = (workload.quick if options.quick else None) or workload.jobs
     try:
         return workload.measure(peer, min(jobs, peer.jobs.get(workload.name, jobs), options.jobs or jobs))
-    except (Broken, psycopg.Error, psutil.Error, OSError) as error:
-        results.broken.append(f"broken: {workload.name} of {peer.name}: {type(error).__name__}: {error}")
-        _say(f"{results.broken[-1]}\n{peer.rig.tail()}")
+    except Exception as error:  # whatever a peer raises, the others go on
+        _note(results.broken, f"broken: {workload.name} of {peer.name}: {type(error).__name__}: {error}")
+        _say(peer.rig.tail())
         return None
 
 

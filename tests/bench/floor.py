@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import psycopg
 
-from tests.bench.rig import Rig
 from tests.bench.servers import Servers
 from tests.bench.throughput import Values
 
@@ -40,7 +39,7 @@ class Floor:
     name = "floor"
     settings = "raw psycopg on one connection, a bare fork, a bare socket pair"
 
-    def __init__(self, rig: Rig, servers: Servers) -> None:
+    def __init__(self, servers: Servers) -> None:
         self.conn: psycopg.Connection[Any] = psycopg.connect(servers.database("bench_floor"), autocommit=True)
         self.conn.execute(TABLES)
 

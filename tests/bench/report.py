@@ -22,12 +22,18 @@ NOISY = 0.3  # cores that others used; such a measurement is disturbed
 class Results:
     """The rounds of every workload by name of the measured, and what could not be measured."""
 
-    versions: dict[str, str]
-    settings: dict[str, str]
-    postgres: frozenset[str]  # the peers whose queue is in PostgreSQL
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    postgres: set[str] = field(default_factory=set)  # the peers whose queue is in PostgreSQL
     rounds: dict[str, dict[str, list[Values]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+
+    def introduce(self, name: str, version: str, settings: str, *, postgres: bool) -> None:
+        self.versions[name] = version
+        self.settings[name] = settings
+        if postgres and name != "ganger":
+            self.postgres.add(name)
 
     def add(self, workload: str, name: str, values: Values) -> None:
         self.rounds.setdefault(workload, {}).setdefault(name, []).append(values)

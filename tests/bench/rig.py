@@ -163,6 +163,11 @@ def _busy() -> float:
     return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
 
 
+def program(name: str) -> str:
+    """A program of the environment that this Python runs in."""
+    return str(Path(sys.executable).parent / name)
+
+
 class Rig:
     """Where one run of the benchmark works."""
 
@@ -177,8 +182,7 @@ class Rig:
         shutil.rmtree(self._records)
 
     def fleet(self, commands: Iterable[Sequence[str]], environ: Mapping[str, str]) -> Fleet:
-        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
-        given = {jobs.FILE: str(self.records.path), "PYTHONPATH": str(ROOT), "PATH": path}
+        given = {jobs.FILE: str(self.records.path), "PYTHONPATH": str(ROOT)}
         return Fleet(commands, {**given, **environ}, self._log)
 
     @contextmanager

@@ -7,7 +7,7 @@ those quotients. It is always turned so that more than 1 is in ganger's favour.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -74,9 +74,7 @@ class Verdict(NamedTuple):
         return self.reached <= self.goal.limit
 
 
-def judge(
-    goal: Goal, metric: Metric, measured: Mapping[str, Rounds], postgres: frozenset[str] = frozenset()
-) -> list[Verdict]:
+def judge(goal: Goal, metric: Metric, measured: Mapping[str, Rounds], postgres: Collection[str] = ()) -> list[Verdict]:
     """What became of a goal, from the rounds of everybody by name; empty where it could not be tried at all."""
     ours = measured.get("ganger", ())
     if goal.against is None:

@@ -14,7 +14,7 @@ import celery
 
 from tests.bench import jobs
 from tests.bench.peers.base import RedisPeer
-from tests.bench.rig import Rig
+from tests.bench.rig import Rig, program
 from tests.bench.servers import Servers
 
 BROKER = "BENCH_CELERY_BROKER"
@@ -47,7 +47,9 @@ class Runner(RedisPeer):
         self._producer: Any = app.amqp.Producer(app.connection_for_write())
 
     def commands(self) -> list[list[str]]:
-        return [["celery", "-A", "tests.bench.peers.celery", "worker", "-P", "prefork", "-c", "2", "-l", "WARNING"]]
+        return [
+            [program("celery"), "-A", "tests.bench.peers.celery", "worker", "-P", "prefork", "-c", "2", "-l", "WARNING"]
+        ]
 
     def environ(self) -> dict[str, str]:
         return {BROKER: self.broker}

@@ -13,7 +13,7 @@ import chancy as product
 
 from tests.bench import jobs
 from tests.bench.peers.base import PostgresPeer
-from tests.bench.rig import Rig
+from tests.bench.rig import Rig, program
 from tests.bench.servers import Servers
 
 URL = "BENCH_CHANCY_URL"
@@ -55,7 +55,7 @@ class Runner(PostgresPeer):
         self.conn.execute("DELETE FROM chancy_workers")
 
     def commands(self) -> list[list[str]]:
-        return [["chancy", "--app", "tests.bench.peers.chancy.app", "worker", "start"]]
+        return [[program("chancy"), "--app", "tests.bench.peers.chancy.app", "worker", "start"]]
 
     def environ(self) -> dict[str, str]:
         return {URL: self.url}

@@ -11,7 +11,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from tests.bench import jobs
 from tests.bench.peers.base import RedisPeer
-from tests.bench.rig import Rig
+from tests.bench.rig import Rig, program
 from tests.bench.servers import Servers
 
 URL = "BENCH_DRAMATIQ_URL"
@@ -42,7 +42,7 @@ class Runner(RedisPeer):
         self._actor = actor(self.url)
 
     def commands(self) -> list[list[str]]:
-        return [["dramatiq", "tests.bench.peers.dramatiq", "--processes", "2", "--threads", "1"]]
+        return [[program("dramatiq"), "tests.bench.peers.dramatiq", "--processes", "2", "--threads", "1"]]
 
     def environ(self) -> dict[str, str]:
         return {URL: self.url}

@@ -10,7 +10,7 @@ import huey as product
 
 from tests.bench import jobs
 from tests.bench.peers.base import RedisPeer
-from tests.bench.rig import Rig
+from tests.bench.rig import Rig, program
 from tests.bench.servers import Servers
 
 URL = "BENCH_HUEY_URL"
@@ -37,7 +37,7 @@ class Runner(RedisPeer):
         self._huey, self._task = instance(self.url)
 
     def commands(self) -> list[list[str]]:
-        return [["huey_consumer", "tests.bench.peers.huey.huey", "-k", "process", "-w", "2"]]
+        return [[program("huey_consumer"), "tests.bench.peers.huey.huey", "-k", "process", "-w", "2"]]
 
     def environ(self) -> dict[str, str]:
         return {URL: self.url}

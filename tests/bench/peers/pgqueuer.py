@@ -18,7 +18,7 @@ from pgqueuer.queries import Queries
 
 from tests.bench import jobs
 from tests.bench.peers.base import PostgresPeer
-from tests.bench.rig import Rig
+from tests.bench.rig import Rig, program
 from tests.bench.servers import Servers
 
 URL = "BENCH_PGQUEUER_URL"
@@ -48,7 +48,7 @@ class Runner(PostgresPeer):
 
     def __init__(self, rig: Rig, servers: Servers) -> None:
         super().__init__(rig, servers)
-        subprocess.run(["pgq", "--pg-dsn", self.url, "install"], check=True, capture_output=True)
+        subprocess.run([program("pgq"), "--pg-dsn", self.url, "install"], check=True, capture_output=True)
         self._loop = asyncio.new_event_loop()
         self._conn = self._run(asyncpg.connect(self.url))
         self._queries = Queries(AsyncpgDriver(self._conn))
@@ -60,7 +60,7 @@ class Runner(PostgresPeer):
         self.conn.execute("TRUNCATE pgqueuer, pgqueuer_log, pgqueuer_statistics RESTART IDENTITY")
 
     def commands(self) -> list[list[str]]:
-        return [["pgq", "run", "tests.bench.peers.pgqueuer:worker", "--shutdown-on-listener-failure"]] * 2
+        return [[program("pgq"), "run", "tests.bench.peers.pgqueuer:worker", "--shutdown-on-listener-failure"]] * 2
 
     def environ(self) -> dict[str, str]:
         return {URL: self.url}

@@ -11,7 +11,7 @@ import procrastinate
 
 from tests.bench import jobs
 from tests.bench.peers.base import PostgresPeer
-from tests.bench.rig import Rig
+from tests.bench.rig import Rig, program
 from tests.bench.servers import Servers
 
 URL = "BENCH_PROCRASTINATE_URL"
@@ -31,7 +31,7 @@ class Runner(PostgresPeer):
     settings = "2 x `procrastinate worker --concurrency 1`, defaults otherwise"
     lacks: ClassVar[Mapping[str, str]] = {
         "w6": "has no time limit for a job",
-        "w7": "starts lost jobs again only by a periodic task of one's own",
+        "w7": "needs a periodic task for that",
     }
 
     def __init__(self, rig: Rig, servers: Servers) -> None:
@@ -46,7 +46,14 @@ class Runner(PostgresPeer):
         self.conn.execute(f"TRUNCATE {tables} RESTART IDENTITY CASCADE".encode())
 
     def commands(self) -> list[list[str]]:
-        command = ["procrastinate", "--app", "tests.bench.peers.procrastinate.app", "worker", "--concurrency", "1"]
+        command = [
+            program("procrastinate"),
+            "--app",
+            "tests.bench.peers.procrastinate.app",
+            "worker",
+            "--concurrency",
+            "1",
+        ]
         return [command] * 2
 
     def environ(self) -> dict[str, str]:

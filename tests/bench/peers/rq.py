@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import rq
 
 from tests.bench.peers.base import RedisPeer
-from tests.bench.rig import Rig
+from tests.bench.rig import Rig, program
 from tests.bench.servers import Servers
 
 BODY = "tests.bench.jobs.run"
@@ -28,7 +28,7 @@ class Runner(RedisPeer):
 
     def commands(self) -> list[list[str]]:
         url = f"unix://{self.servers.redis}?db={self.database}"
-        return [["rq", "worker-pool", "-n", "2", "-l", "WARNING", "-u", url, "default"]]
+        return [[program("rq"), "worker-pool", "-n", "2", "-l", "WARNING", "-u", url, "default"]]
 
     def enqueue(self, kind: str, number: int, *, limit: float | None = None) -> None:
         self._queue.enqueue(BODY, args=(kind, number, time.monotonic()), job_timeout=limit and int(limit))
