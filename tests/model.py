@@ -10,7 +10,7 @@ row, just before it does, and whether that counts as a loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -111,28 +111,23 @@ class Queue:
             if row.state == SCHEDULED and row.due <= now:
                 row.state = READY
 
-    def next_due(self, queues: Sequence[str]) -> float | None:
+    def next_due(self, queues: Collection[str]) -> float | None:
         return min(
             (row.due for row in self.rows.values() if row.state == SCHEDULED and row.queue in queues), default=None
         )
 
-    def ready(self, queue: str) -> Iterator[Row]:
-        """In the order in which they are claimed."""
-        rows = [row for row in self.rows.values() if row.state == READY and row.queue == queue]
-        return iter(sorted(rows, key=lambda row: (row.priority, row.due, row.seq)))
-
-    def claim(
-        self, supervisor_id: int, claim_id: UUID, queue: str, free: int, new_run: Callable[[UUID], UUID]
-    ) -> list[Row]:
-        """``new_run`` names the run of each job."""
+    def claimable(self, supervisor_id: int, queue: str, free: int, locked: Collection[UUID] = ()) -> list[Row]:
+        """What a claim gets, in its order. ``locked``: jobs in another claim that has not committed."""
         if supervisor_id not in self.supervisors or queue in self.paused:
             return []
-        taken = [row for row, _ in zip(self.ready(queue), range(free), strict=False)]
-        for row in taken:
-            row.state, row.owner, row.claim_id, row.run_id = RUNNING, supervisor_id, claim_id, new_run(row.job_id)
-            row.attempts += 1
-            row.starts += 1
-        return taken
+        rows = [row for row in self.rows.values() if row.state == READY and row.queue == queue]
+        rows.sort(key=lambda row: (row.priority, row.due, row.seq))
+        return [row for row in rows if row.job_id not in locked][:free]
+
+    def take(self, row: Row, supervisor_id: int, claim_id: UUID, run_id: UUID) -> None:
+        row.state, row.owner, row.claim_id, row.run_id = RUNNING, supervisor_id, claim_id, run_id
+        row.attempts += 1
+        row.starts += 1
 
     # ---- outcomes ------------------------------------------------------------------------------------------------
 
