@@ -10,9 +10,10 @@ of ``os``, ``select`` and ``time``). This file may not know of jobs.
 from __future__ import annotations
 
 import ctypes
+import logging
 import signal
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from os import (
     O_CLOEXEC,
@@ -40,6 +41,8 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _SIGNAL: Final = signal.signal
 _SIGMASK: Final = signal.pthread_sigmask
 _SET_WAKEUP_FD: Final = signal.set_wakeup_fd
+_HANDLERS: Final = logging._handlerList  # type: ignore[attr-defined]
+_PATIENCE: Final = 1.0  # seconds for a thread that keeps a lock of logging
 _ALL_SIGNALS: Final = frozenset(signal.valid_signals())
 # Not ours to set, or (faults of the process itself) perhaps taken by a faulthandler that the user's module enabled.
 _LEFT_ALONE: Final = frozenset(
@@ -117,6 +120,28 @@ def block_signals() -> None:
 def unblock_signals() -> None:
     """Let all signals through."""
     _SIGMASK(signal.SIG_SETMASK, ())
+
+
+@contextmanager
+def logging_at_rest() -> Iterator[None]:
+    """Have no other thread in the middle of logging a line: around a fork.
+
+    The copy has only the thread that forks. Python renews the locks of logging in it, but not the one inside a stream
+    that another thread was just writing to: whoever writes there afterwards waits for ever. So we hold what a thread
+    has to hold to get that far. In both processes they are let go (in the copy most of them are new already).
+    """
+    handlers = [handler for reference in list(_HANDLERS) if (handler := reference()) is not None]
+    held = []
+    for lock in (logging._lock, *(handler.lock for handler in handlers)):  # type: ignore[attr-defined]
+        with suppress(Exception):  # none, or some other kind of lock
+            if lock.acquire(timeout=_PATIENCE):
+                held.append(lock)
+    try:
+        yield
+    finally:
+        for lock in reversed(held):
+            with suppress(Exception):
+                lock.release()
 
 
 def move_fd_high(fd: int) -> int:

@@ -85,7 +85,8 @@ class Template:
     def _fork_warden(self, slot: str, control: int) -> None:
         guard.block_signals()
         try:
-            pid = fork()
+            with guard.logging_at_rest():  # the import may have left threads running
+                pid = fork()
             if pid == 0:
                 self._become_warden(slot, control)
             pidfd = pidfd_open(pid)
