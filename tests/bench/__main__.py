@@ -7,17 +7,20 @@ Exit codes: 0, all ran and everything to be reached was; 3, something to be reac
 from __future__ import annotations
 
 import argparse
+import importlib
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-from tests.bench import report
+from tests.bench import report, soak
 from tests.bench.floor import Floor
+from tests.bench.growth import GROWTH
 from tests.bench.peers import PEERS, QUICK, load
 from tests.bench.peers.base import Peer
 from tests.bench.peers.ganger import Runner as Ganger
@@ -35,16 +38,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers and workers end with us
     out: Path = options.output
     out.mkdir(parents=True, exist_ok=True)
+    return _soak(options, out) if options.soak else _table(options, out)
+
+
+def _table(options: argparse.Namespace, out: Path) -> int:
     results = Results()
     with _stage(options.peers, results) as (peers, floor):
         for workload in options.only:
             _take_turns(workload, peers, floor, options, results)
     text = report.markdown(options.only, results)
-    (out / "bench.md").write_text(text)
-    report.write_json(out / "bench.json", options.only, results)
+    (out / f"{options.name}.md").write_text(text)
+    report.write_json(out / f"{options.name}.json", options.only, results)
     print(text)
-    _say(f"Written: {out}/bench.md and bench.json")
+    _draw(lambda picture: picture.bars(out / f"{options.name}.png", options.only, results))
+    _say(f"Written: {out}/{options.name}.md, .json, .png")
     return report.exit_code(options.only, results)
+
+
+def _soak(options: argparse.Namespace, out: Path) -> int:
+    with _stage([], Results()) as (peers, _):
+        assert isinstance(peers[0], Ganger)
+        samples = soak.soak(peers[0], options.soak, _say)
+    code = soak.write(out, samples)
+    _draw(lambda picture: picture.soak(out / "soak.png", samples))
+    _say(f"Written: {out}/soak.md, .json, .png")
+    return code
+
+
+def _draw(draw: Callable[[Any], None]) -> None:
+    try:
+        draw(importlib.import_module("tests.bench.picture"))
+    except ImportError:
+        _say("no picture: matplotlib is not installed here")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -57,11 +82,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", type=_peer_names, help=f"none, all, or some of {','.join(PEERS)} (default: all)")
     parser.add_argument("--only", type=_workloads, help=f"some of the workloads {names} (default: all)")
     parser.add_argument("--quick", action="store_true", help="a few small workloads beside two peers: minutes")
+    parser.add_argument("--growth", action="store_true", help="more supervisors, a larger archive; no peers")
+    soak_help = "full load for so long (30), with a transaction held open in the middle; no peers"
+    parser.add_argument("--soak", type=float, nargs="?", const=30.0, metavar="MINUTES", help=soak_help)
     parser.add_argument("--rounds", type=int, help=f"rounds (default: {ROUNDS}, with --quick {QUICK_ROUNDS})")
     parser.add_argument("--jobs", type=int, help="at most so many jobs, to see whether all of it runs")
     parser.add_argument("-o", "--output", type=Path, default=Path("bench"), help="folder for the report (bench)")
     options = parser.parse_args(arguments)
-    quick = options.quick
+    options.name, quick = "growth" if options.growth else "bench", options.quick
+    if options.growth:
+        options.peers, options.only = [], list(GROWTH)
     options.rounds = options.rounds or (QUICK_ROUNDS if quick else ROUNDS)
     options.peers = options.peers if options.peers is not None else list(QUICK if quick else PEERS)
     options.only = options.only or [workload for workload in WORKLOADS if workload.quick or not quick]

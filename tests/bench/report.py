@@ -107,19 +107,18 @@ def _row(cells: Iterable[str]) -> str:
 
 def goals(workload: Workload, results: Results) -> list[str]:
     """A line for each goal that could be tried."""
-    lines = []
-    for metric, verdict in results.verdicts(workload):
-        goal = verdict.goal
-        reached = "never" if verdict.reached is None else number(verdict.reached)
-        if verdict.against:
-            what, wanted = f"{metric.title} ÷ {verdict.against}", f"≥ {number(goal.limit)}"
-        else:
-            what, wanted = metric.title, f"{'≥' if metric.better == 'more' else '≤'} {number(goal.limit)}"
-        what += ", worst round" if goal.worst else ""
-        aim = f", aim {number(goal.aim)}" if goal.aim is not None else ""
-        word = "met   " if verdict.met(metric.better) else "MISSED"
-        lines.append(f"{word} {workload.name}: {what} {reached} (to reach {wanted}{aim})")
-    return lines
+    return [_goal(workload, metric, verdict) for metric, verdict in results.verdicts(workload)]
+
+
+def _goal(workload: Workload, metric: Metric, verdict: Verdict) -> str:
+    goal = verdict.goal
+    word = "aim   " if goal.limit is None else "met   " if verdict.met(metric.better) else "MISSED"
+    what = f"{metric.title} ÷ {verdict.against}" if verdict.against else metric.title
+    sign = "≥" if verdict.against or metric.better == "more" else "≤"
+    wanted = [f"to reach {sign} {number(goal.limit)}"] if goal.limit is not None else []
+    wanted += [f"aim {number(goal.aim)}"] if goal.aim is not None else []
+    reached = "never" if verdict.reached is None else number(verdict.reached)
+    return f"{word} {workload.name}: {what}{', worst round' if goal.worst else ''} {reached} ({', '.join(wanted)})"
 
 
 def machine() -> dict[str, Any]:

@@ -49,13 +49,14 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 class Goal:
     """What is to be reached: a value of ganger's, or its ratio to a peer.
 
-    ``limit`` is the least that is good enough (the most, for a value of which less is better). ``against`` names a
+    ``limit`` is the least that is good enough (the most, for a value of which less is better; None: there is only an
+    aim). ``against`` names a
     peer, the floor, or "any postgres" for each peer that keeps its queue in PostgreSQL. ``worst`` takes the worst round
     instead of the median. ``aim`` is told, and no more.
     """
 
     metric: str
-    limit: float
+    limit: float | None
     against: str | None = None
     worst: bool = False
     aim: float | None = None
@@ -67,6 +68,8 @@ class Verdict(NamedTuple):
     reached: float | None  # None: ganger has no value, so the goal is missed
 
     def met(self, better: Literal["more", "less"]) -> bool:
+        if self.goal.limit is None:
+            return True
         if self.reached is None:
             return False
         if better == "more" or self.against:

@@ -7,6 +7,7 @@ the store: only the size of the records' file is looked at.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import psycopg
@@ -20,8 +21,9 @@ LIMIT = 180.0  # seconds for one measurement
 Values = dict[str, float | None]
 
 
-def no_ops(peer: Peer, jobs: int) -> Values:
-    return _drain(peer, "noop", jobs, peer.running())
+def no_ops(peer: Peer, jobs: int, *, before: Callable[[], object] | None = None) -> Values:
+    """``before`` is called when the queue is empty."""
+    return _drain(peer, "noop", jobs, peer.running(), before)
 
 
 def no_ops_fresh(peer: Peer, jobs: int) -> Values:
@@ -46,10 +48,18 @@ def _with_share(values: Values, work: float) -> Values:
     return {"share": 100 * rate * work / CPUS, **values}
 
 
-def _drain(peer: Peer, kind: str, count: int, workers: AbstractContextManager[Fleet]) -> Values:
+def _drain(
+    peer: Peer,
+    kind: str,
+    count: int,
+    workers: AbstractContextManager[Fleet],
+    before: Callable[[], object] | None = None,
+) -> Values:
     """Run ``count`` jobs that wait already when the worker starts."""
     records = peer.rig.records
     peer.reset()
+    if before is not None:
+        before()
     records.clear()
     peer.fill(kind, count)
     peer.settle()

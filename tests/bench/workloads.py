@@ -42,7 +42,7 @@ WORKLOADS: Final = (
         (RATE, CPU), (
             Goal("jobs_s", 2.0, "pgqueuer", aim=3.0),
             Goal("jobs_s", 10.0, "celery"),
-            Goal("jobs_s", 0.0, "floor", aim=0.7),
+            Goal("jobs_s", None, "floor", aim=0.7),
         ), quick=2000,
     ),
     Workload(
