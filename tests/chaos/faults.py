@@ -76,7 +76,10 @@ class Fault:
 
 
 def _one(world: World, host: Host, role: str) -> int | None:
-    pids = host.supervisor.tree()[role] if host.supervisor else []
+    """One of its processes of a role. A template that loads the handlers for the first time is spared: it may end the
+    supervisor, as handlers do that cannot be loaded."""
+    tree = host.supervisor.tree() if host.supervisor else {}
+    pids = tree[role] if tree and (tree["warden"] or role == "supervisor") else []
     return world.rng.choice(pids) if pids else None
 
 
@@ -152,6 +155,7 @@ def host_lost(world: World, host: Host) -> Pauses:
         host.supervisor = None
         for pid in frozen:
             send(pid, signal.SIGKILL)
+        supervisor.signal(signal.SIGKILL)
         yield world.rng.choice([0, 1, LONGER * world.lease])
         host.start()
 

@@ -64,8 +64,8 @@ class Supervisor:
     def signal(self, number: int) -> None:
         if self.code is None and self.pid is not None:
             send(self.pid, number)
-        if number == signal.SIGCONT and self._entered:
-            send(self._launched.pid, number)  # nsenter stops with what it has started
+        if self._entered and number in (signal.SIGCONT, signal.SIGKILL):
+            send(self._launched.pid, signal.SIGCONT)  # nsenter stops with what it has started
 
     def tree(self) -> dict[str, list[int]]:
         """Its processes by role; what jobs have started is not among them."""
