@@ -398,6 +398,7 @@ def test_messages_that_mean_nothing_are_ignored(fresh: Driver) -> None:
 
 
 def test_the_facts_of_a_run_are_its_own() -> None:
+    """Correction 14: a reused child's peak of memory would be that of the largest job before."""
     with Driver(fork=True) as driver:  # an exec'd process starts with the peak of the one that exec'd it
         spin = driver.run("spin", 0.2)
         assert 0.2 <= spin["cpu_s"] <= spin["wall_s"] * 1.5

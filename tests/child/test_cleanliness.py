@@ -90,6 +90,7 @@ def seen() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("alteration", ALTERATIONS)
 def test_an_alteration_is_seen(seen: dict[str, list[str]], alteration: str) -> None:
+    """Corrections 11 and 12: of the process itself, and orphans that have come to its warden."""
     assert seen[alteration] == ["True", alteration]
 
 
@@ -104,10 +105,12 @@ def test_a_look_that_fails_is_an_alteration(seen: dict[str, list[str]]) -> None:
 
 
 def test_timers_are_stopped_and_told(seen: dict[str, list[str]]) -> None:
+    """Correction 12: an alarm that one job leaves would kill the next one."""
     assert seen["timers"] == [" False True False 0"]
 
 
 def test_the_whole_look_costs_microseconds() -> None:
+    """Correction 12: the naive way costs 400 of them, 8 % of a job of 5 ms."""
     code = (
         "import os, time, timeit; from ganger_child.cleanliness import Cleanliness\n"
         "clean = Cleanliness(os.getppid())\n"

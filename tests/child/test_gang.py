@@ -131,6 +131,7 @@ def test_long_lines_are_cut_and_odd_bytes_shown(make_driver: DriverFactory) -> N
 
 
 def test_a_handler_that_forks_reports_once(make_driver: DriverFactory) -> None:
+    """Correction 6: the handler returns twice, in two processes."""
     driver = make_driver(HANDLERS)
     driver.start()
     driver.begin("fork")
@@ -176,6 +177,7 @@ def nonsense(job):
 
 
 def test_a_message_from_another_process_than_the_child_is_dropped(make_driver: DriverFactory) -> None:
+    """Correction 6: the kernel says who has sent it."""
     driver = make_driver(FORGER)
     driver.start()
     driver.begin("copy lies")

@@ -40,6 +40,7 @@ def test_one_that_let_go_and_left_its_file_is_vacant() -> None:
 
 
 def test_it_is_vacant_once_all_that_inherited_it_are_gone() -> None:
+    """Corrections 1 and 2: the lock tells, whatever the pids were; and a supervisor that is gone is not all of it."""
     held = incarnation.create(uuid4())
     assert held is not None
     heir = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[held.fd])

@@ -101,6 +101,7 @@ def test_an_order_for_another_run_hits_nobody(child: Driver) -> None:
 
 
 def test_an_order_between_two_runs_hits_nobody(child: Driver) -> None:
+    """Correction 5: a signal has no addressee; the page says for which run it is."""
     child.run("echo", 1)
     child.order("timeout")
     assert child.run("echo", 2).body == b"2"
@@ -143,6 +144,7 @@ def test_an_order_at_any_moment_ends_in_one_report() -> None:
 
 
 def test_the_same_order_is_raised_once(child: Driver, flag: Path) -> None:
+    """Correction 9: an interrupt that is repeated would destroy the finally blocks it meets."""
     begin(child, "cleanup", str(flag), word="sleeping")
     cleaned = child.output().count("cleaned")
     child.order("timeout")
@@ -164,6 +166,7 @@ def test_a_second_order_is_raised_again(child: Driver) -> None:
 
 
 def test_an_interrupt_that_python_drops_is_raised_again(child: Driver) -> None:
+    """Correction 9: in a __del__ it is lost, and only there it is raised again."""
     begin(child, "del", word="in del")
     child.order("timeout")
     raised = report(child)
@@ -220,6 +223,7 @@ def test_another_exception_after_an_interrupt_is_told_as_both(child: Driver) -> 
 
 
 def test_a_coroutine_is_cancelled_and_its_finally_may_await(child: Driver) -> None:
+    """Correction 9: an order cancels the task first."""
     begin(child, "async", word="waiting")
     cleaned = child.output().count("cleaned")
     child.order("timeout")

@@ -113,6 +113,7 @@ def test_what_the_import_started_does_not_stay(make_driver: DriverFactory, tmp_p
 
 
 def test_a_module_that_replaces_what_the_loops_use_harms_nobody(make_driver: DriverFactory) -> None:
+    """Correction 10: as gevent does, and worse: template and warden have bound what they use before."""
     hostile = """
 import os, select, signal, time
 
@@ -136,6 +137,31 @@ for module, names in {
     driver.expect(m.ChildStarted, child=driver.child)
     driver.do(m.Kill(SLOT, driver.child))
     assert driver.expect(m.ChildExited, child=driver.child).exit.term_signal == signal.SIGKILL
+
+
+def test_a_fork_hook_that_starts_threads_in_every_process_harms_nobody(make_driver: DriverFactory) -> None:
+    """Correction 10: with such a hook of the module, warden and child have threads of the user's from the first."""
+    hook = """
+import threading
+
+def begin():
+    threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
+
+os.register_at_fork(after_in_child=begin)
+"""
+    driver = make_driver(HANDLERS + hook)
+    driver.start_template()
+    warden = driver.start_warden()
+    driver.start_child()
+    assert psutil.Process(warden).num_threads() == 2
+    driver.begin("echo", "1")
+    assert driver.expect(m.JobReturned).result == b"1"
+    driver.begin("hide and compute")
+    wait_until(lambda: len(tree(warden)) > 1, 10, "the hidden process")
+    assert driver.kill().exit.leftovers >= 1
+    driver.start_child()
+    driver.do(m.StopWarden(SLOT))
+    assert driver.expect(m.WardenExited).how == "exit code 0"
 
 
 def test_signals_that_ask_to_end_are_not_obeyed(make_driver: DriverFactory) -> None:
@@ -180,6 +206,7 @@ def test_every_process_carries_the_cookie(make_driver: DriverFactory, cookie: UU
 
 
 def test_a_killed_warden_is_buried_by_the_template(make_driver: DriverFactory) -> None:
+    """Correction 4: a job that kills its own warden leaves what it has hidden to the template, which kills it."""
     driver = make_driver(HANDLERS)
     driver.start()
     driver.begin("kill my warden")

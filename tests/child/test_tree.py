@@ -228,6 +228,7 @@ def holder(size, forks=0):
 
 
 def test_memory_that_is_shared_inside_the_tree_counts_once() -> None:
+    """Correction 15: pages that a job shares with its own forks are nobody's private ones, and still the job's."""
     alone, shared = run(MEMORY + "print(json.dumps([holder(64 * MIB), holder(64 * MIB, forks=3)]))")
     mib = 1 << 20
     assert 56 * mib < alone < 80 * mib  # a little is taken off for what each member has from us
@@ -235,6 +236,7 @@ def test_memory_that_is_shared_inside_the_tree_counts_once() -> None:
 
 
 def test_memory_that_is_shared_with_us_does_not_count() -> None:
+    """Correction 15: what every child has from its template is not taken for the job's."""
     small = run(MEMORY + "ballast = bytearray(os.urandom(4096) * (150 * MIB // 4096))\nprint(json.dumps(holder(0)))")
     assert small < 30 << 20
 

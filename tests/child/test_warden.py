@@ -235,6 +235,7 @@ def test_a_start_hook_that_raises_is_told_with_its_traceback(make_driver: Driver
 def test_an_order_for_another_run_spares_the_child(
     make_driver: DriverFactory, command: type[m.Kill] | type[m.Terminate]
 ) -> None:
+    """Correction 5: stop, look, and only then kill."""
     driver = make_driver(HANDLERS)
     child = driver.start()
     driver.begin("sleep")
@@ -245,6 +246,7 @@ def test_an_order_for_another_run_spares_the_child(
 
 
 def test_a_kill_for_a_run_that_is_over_spares_the_idle_child(make_driver: DriverFactory) -> None:
+    """Correction 5: the run may have ended while the order was under way."""
     driver = make_driver(HANDLERS)
     driver.start()
     driver.begin("echo", "1")
@@ -391,6 +393,7 @@ def test_a_stopped_slot_takes_its_child_along(make_driver: DriverFactory) -> Non
 
 
 def test_a_run_is_killed_when_the_lease_can_no_longer_be_trusted(make_driver: DriverFactory) -> None:
+    """Correction 3: the warden kills by itself."""
     driver = make_driver(HANDLERS)
     child = driver.start()
     driver.begin("hide and sleep")
@@ -512,6 +515,22 @@ def test_the_wardens_title_is_true_while_the_child_is_deep_in_c_code(make_driver
     wait_until(lambda: title(warden) == f"ganger: warden {SLOT} idle", 6, lambda: title(warden))
 
 
+def test_after_a_minute_a_title_is_renewed_every_five_seconds(make_driver: DriverFactory) -> None:
+    """Correction 17: hundreds of wardens that rewrite their titles each second would be real work."""
+    driver = make_driver(HANDLERS)
+    warden = psutil.Process(driver.start()).ppid()
+    job = driver.begin("sleep")
+    idle = title(warden)
+    driver.do(m.Watch(SLOT, driver.child, driver.nonce, job, NO_LIMITS, time.monotonic() - 100))
+    first = next_title(warden, idle)
+    began = time.monotonic()
+    second = wait_until(lambda: title(warden) if title(warden) != first else "", 5 * 3, lambda: title(warden))
+    assert time.monotonic() - began > 4
+    ages = [int(shown.rpartition(" ")[2].removesuffix("s")) for shown in (first, second)]
+    assert 100 <= ages[0] < ages[1]
+    driver.kill()
+
+
 def test_a_watch_that_comes_after_the_run_changes_nothing(make_driver: DriverFactory) -> None:
     driver = make_driver(HANDLERS)
     warden = psutil.Process(driver.start()).ppid()
@@ -525,6 +544,7 @@ def test_a_watch_that_comes_after_the_run_changes_nothing(make_driver: DriverFac
 
 
 def test_children_go_first_when_memory_runs_out(make_driver: DriverFactory) -> None:
+    """Correction 16: a child is a likelier victim than its supervisor."""
     driver = make_driver(HANDLERS)
     child = driver.start()
     scores = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (os.getpid(), child)]

@@ -326,6 +326,7 @@ def test_a_job_that_forks_into_new_sessions_every_5_ms_leaves_nobody(stage: Stag
 
 
 def test_what_a_job_leaves_running_is_gone_before_its_outcome_is_stored(stage: Stage) -> None:
+    """Correction 11: what was orphaned is the warden's child, so it is seen there and buried."""
     stage.handlers(_handlers({
         "leaves": """
         for _ in range(3):
@@ -397,6 +398,7 @@ def test_pools_of_processes_work_and_leave_nothing(stage: Stage) -> None:
 
 
 def test_a_job_over_its_memory_is_interrupted_and_one_far_over_it_killed_at_once(stage: Stage) -> None:
+    """Correction 15: memory is sampled over the whole tree, in each form that a tree can take."""
     stage.handlers(_handlers({
         "somewhat-over": """
         held = bytearray(110 << 20)

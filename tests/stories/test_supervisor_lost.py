@@ -6,8 +6,11 @@ The lease is the default of two minutes here, so whatever is taken over within s
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
+import time
+from pathlib import Path
 from uuid import UUID
 
 import psutil
@@ -78,6 +81,11 @@ def all_gone(stage: Stage, supervisor: Running) -> None:
 
 @pytest.mark.parametrize("second_comes", ["before", "after"])
 def test_a_killed_supervisor_leaves_nothing_and_another_one_takes_its_jobs(stage: Stage, second_comes: str) -> None:
+    """D07, https://github.com/blacklanternsecurity/bbot/pull/3207: the parent of 4 running jobs is killed by signal 9.
+    Within 2 s no process of it exists, and each job is executed exactly once more, by another supervisor: as soon as
+    the lock of the dead one is free (on another host when its lease is over: ``test_takeover``). Correction 2: that is
+    when template, wardens and children are gone, and not when the supervisor is.
+    """
     first, jobs = begin(stage)
     second = stage.run("-c", "4") if second_comes == "before" else None
     assert stage.rows("SELECT count(*) FROM proletarian.job WHERE state = 2") == [(4,)]
@@ -95,6 +103,44 @@ def test_a_killed_supervisor_leaves_nothing_and_another_one_takes_its_jobs(stage
     assert second.stop() == 0
 
 
+def await_tree(supervisor: Running, size: int) -> None:
+    """Wait until a supervisor has so many processes below it."""
+    wait_until(lambda: len(tree(supervisor.pid)) >= size, 15, supervisor.story)
+
+
+def in_folder(folder: Path) -> list[int]:
+    """The processes that work in a folder: whatever a supervisor has started there, be it ever so young."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()) == folder and alive(process.pid):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_fifty_supervisors_are_killed_at_some_moment_of_their_start_and_none_leaves_anybody(stage: Stage) -> None:
+    """D08, https://github.com/aristanetworks/bst/pull/74: between a fork and the call that ties the process to its
+    parent, that may die. 50 times, with work waiting: signal 9 after a random 0 to 300 ms, counted from the start, from
+    the template's, or from the first child's. 3 s later nothing is left.
+    """
+    stage.handlers(HANDLERS)
+    folder = Path(os.path.realpath(stage.folder))
+    draw = random.Random(8)
+    for round in range(50):
+        stage.enqueue(BUSY[round % len(BUSY)])
+        supervisor = stage.run("-c", "2", wait=False)
+        await_tree(supervisor, (0, 1, 3)[round % 3])
+        time.sleep(draw.uniform(0.0, 0.3))
+        supervisor.send(signal.SIGKILL)
+        supervisor.process.wait()
+        wait_until(lambda: not in_folder(folder), 3 * 3, lambda: f"{in_folder(folder)}")
+    assert stage.rows("SELECT count(*) FROM proletarian.job") != [(0,)]
+
+
 @pytest.mark.parametrize("first_dies", ["supervisor", "template"])
 def test_a_supervisor_killed_together_with_its_template_leaves_nothing(stage: Stage, first_dies: str) -> None:
     supervisor, _ = begin(stage)
@@ -106,6 +152,7 @@ def test_a_supervisor_killed_together_with_its_template_leaves_nothing(stage: St
 
 
 def test_stopped_wardens_wake_when_supervisor_and_template_are_killed(stage: Stage) -> None:
+    """Correction 4: a stopped warden would keep its child alive for ever; its parent's death continues it."""
     supervisor, _ = begin(stage)
     (template,) = supervisor.processes("template")
     wardens = supervisor.processes("warden")

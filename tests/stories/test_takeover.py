@@ -116,6 +116,7 @@ def elsewhere(stage: Stage) -> tuple[str, ...]:
 def test_a_supervisor_on_another_host_waits_until_the_lease_has_passed_unseen(
     told: Stage, elsewhere: tuple[str, ...]
 ) -> None:
+    """Correction 1: it shares boot id and clock with the first and sees none of its processes, so it asks no pids."""
     first = told.run("-c", "1", "--lease", str(LEASE))
     job_id = told.enqueue("gate")
     told.wait_lines("ledger")
@@ -144,6 +145,7 @@ def test_a_supervisor_on_another_host_waits_until_the_lease_has_passed_unseen(
 
 
 def test_the_jobs_of_a_stopped_supervisor_are_killed_before_anybody_else_runs_them(told: Stage) -> None:
+    """Correction 3: who is stopped kills nobody; the wardens know until when the lease can be trusted."""
     first = told.run("-c", "4", "--lease", str(LEASE))
     jobs = [told.enqueue(job_type) for job_type in ("write", "delegate", "gate")]
     wait_until(lambda: len(runs(told)) == 3, 10, "not all jobs have begun")
