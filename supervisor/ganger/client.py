@@ -463,7 +463,9 @@ def _payload(value: object, manner: _Manner) -> str:
             raise ValueError(f"it has {size} bytes, over max_payload of {manner.max_payload}")
         if _depth(text) > MAX_DEPTH:
             raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
-        read = json.loads(text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_object)
+        read = json.loads(
+            text, parse_constant=_no_number, parse_float=_finite, parse_int=_finite_int, object_pairs_hook=_object
+        )
         if "\\u" in text:
             if _ESCAPED_NUL.search(text):
                 raise ValueError("it holds the character NUL")
@@ -504,6 +506,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"the key {shown(twice)} is in an object twice")
     return made
+
+
+def _finite_int(digits: str) -> int:
+    if len(digits) > sys.float_info.max_10_exp:
+        _finite(digits)  # so that 10**400 is what 1e400 is, in whichever language the job is read
+    return int(digits)
 
 
 def _encodable(text: str) -> bool:

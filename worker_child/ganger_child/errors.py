@@ -116,9 +116,9 @@ def postmortem(death: Mapping[str, Any], limits: Mapping[str, Any]) -> BaseExcep
         exception = interruption(reason, limits)
         held = f"{exception}: it held {death['held']} bytes" if death.get("held") else None
         return type(exception)(message or held or exception)
-    if reason in ("exception", "payload-too-large", "bad-result", "unknown-job-type"):
+    if reason in ("exception", "payload-too-large", "bad-row", "bad-result", "unknown-job-type"):
         message = message or "the job failed, and the process that knew why is gone"
-        if reason in ("exception", "payload-too-large"):
+        if reason in ("exception", "payload-too-large", "bad-row"):
             return JobFailed(message, told.get("type") or "", told.get("traceback") or "")
         return (BadResult if reason == "bad-result" else UnknownJobType)(message)
     exit_code, term_signal = death.get("exit_code"), death.get("term_signal")

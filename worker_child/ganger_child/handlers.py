@@ -11,7 +11,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -52,12 +54,32 @@ class Reactions:
         )
 
 
+_LONG_NUMBER: Final = re.compile(r"[0-9]{309}")
+
+
+def loads(text: str) -> Any:
+    """The default for ``loads``: JSON, in which a number that no float can hold is an error. (PostgreSQL keeps 1e400
+    and writes it with all its digits; whoever computes with it would meet infinity or an OverflowError later.)"""
+    if _LONG_NUMBER.search(text):
+        return json.loads(text, parse_int=_finite(int), parse_float=_finite(float))
+    return json.loads(text)
+
+
+def _finite(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    def number(digits: str) -> Any:
+        if math.isinf(float(digits)):
+            raise ValueError(f"the payload holds a number of {len(digits)} digits, {digits[:20]}…, which is too large")
+        return read(digits)
+
+    return number
+
+
 @dataclass(frozen=True)
 class JobType:
     """How jobs of one type are run."""
 
     call: Callable[[Job], Any]
-    loads: Callable[[str], Any] = json.loads
+    loads: Callable[[str], Any] = loads
     reactions: Reactions = Reactions()
     limits: Mapping[str, Any] = field(default_factory=dict)  # timeout, grace, memory, shutdown
 
@@ -77,7 +99,7 @@ class Handlers:
         retry_strategy: RetryStrategy | None = None,
         failed_attempt: Callback | None = None,
         failed_job: Callback | None = None,
-        loads: Callable[[str], Any] = json.loads,
+        loads: Callable[[str], Any] = loads,
     ) -> None:
         self.reactions = _reactions(retry_strategy, failed_attempt, failed_job)
         self.loads = _callable(loads, "loads")

@@ -19,7 +19,8 @@ from ganger.core.rules import Rules
 FENCED: Final = "fenced"  # the reason of a run that is not ours any more: its outcome is nobody's business
 CANCELS: Final = ("cancelled", "killed")
 LIMITS: Final = ("timeout", "memory")
-HOPELESS: Final = ("lost", "payload-too-large")  # another attempt would end the same, or take another host with it
+HOPELESS: Final = ("lost", "payload-too-large", "bad-row")  # another attempt would end the same, or kill another host
+LONGEST_TYPE: Final = 500  # characters of a job type
 
 
 class Phase(Enum):
@@ -100,6 +101,31 @@ def limits(job: Job, declared: TypeFacts | None, rules: Rules) -> Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfit:
+    """Why a row cannot be run: its reason, and the error as the archive has it."""
+
+    reason: str
+    kind: str
+    message: str
+
+
+def unfit(job: Job, rules: Rules) -> Unfit | None:
+    """What is wrong with a row that was written by hand; enqueue refuses the same. None: it may run."""
+    if len(job.payload) > rules.max_payload:
+        message = f"the payload has {len(job.payload)} bytes, over the supervisor's max_payload of {rules.max_payload}"
+        return Unfit("payload-too-large", "PayloadTooLarge", message)
+    wrong = [
+        (not job.job_type, "job_type is empty"),
+        (len(job.job_type) > LONGEST_TYPE, f"job_type has {len(job.job_type)} characters, over {LONGEST_TYPE}"),
+        (job.attempts < 1, f"attempts was {job.attempts - 1}, less than none"),
+        (job.crashes < 0, f"crashes is {job.crashes}, less than none"),
+        (job.losses < 0, f"losses is {job.losses}, less than none"),
+    ]
+    message = "; ".join(message for is_wrong, message in wrong if is_wrong)
+    return Unfit("bad-row", "BadRow", f"the row was written with values that cannot be: {message}") if message else None
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """How an ending is told, and what it costs."""
 
@@ -112,6 +138,7 @@ ENDINGS: Final[dict[str, Ending]] = {
     "bad-result": Ending("handle-job-exception"),
     "unknown-job-type": Ending("handle-job-exception"),
     "payload-too-large": Ending("handle-job-exception"),
+    "bad-row": Ending("handle-job-exception"),
     "timeout": Ending("job-timed-out"),
     "memory": Ending("job-out-of-memory"),
     "crash": Ending("job-crashed", crash=1),

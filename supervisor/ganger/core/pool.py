@@ -65,12 +65,10 @@ class Pool(Endings):
             run.failed = "lost"
             run.death = {"reason": "lost", "losses": job.losses}
             self.out(m.Emit("job-lost", {**self._about(slot), "losses": job.losses}))
-        elif len(job.payload) > self.rules.max_payload:  # enqueue refuses it; a row may be written without it
-            limit = self.rules.max_payload
-            message = f"the payload has {len(job.payload)} bytes, over the supervisor's max_payload of {limit}"
-            run.error = {"type": "PayloadTooLarge", "message": message}
-            run.death = {"reason": "payload-too-large", "error": run.error}
-            self._failed(slot, run, "payload-too-large")
+        elif unfit := jobs.unfit(job, self.rules):
+            run.error = {"type": unfit.kind, "message": unfit.message}
+            run.death = {"reason": unfit.reason, "error": run.error}
+            self._failed(slot, run, unfit.reason)
         if slot.state is State.IDLE and job.fresh and slot.jobs_run:
             self._retire(slot, now)
         elif slot.state is State.IDLE:

@@ -2,6 +2,7 @@
 -- claimer only; none to a registration that is gone (a sweep in progress is awaited); none from a paused queue.
 -- `priority` and `process_at` are the watermark (see database.Watermark), or let everything through. They are plain
 -- index conditions: an "OR ... IS NULL" would not be one, and every dead entry would be looked up in the table.
+-- Counters that somebody wrote by hand do not overflow: one such row would end every claim of its queue.
 WITH me AS (
   SELECT supervisor_id FROM :"schema".supervisor WHERE supervisor_id = %(supervisor_id)s FOR KEY SHARE),
 pick AS MATERIALIZED (
@@ -15,7 +16,7 @@ pick AS MATERIALIZED (
 claimed AS (
   UPDATE :"schema".job AS j
   SET state = 2, supervisor_id = %(supervisor_id)s, run_id = gen_random_uuid(), claim_id = %(claim_id)s,
-      started_at = now(), attempts = j.attempts + 1, starts = j.starts + 1
+      started_at = now(), attempts = least(j.attempts, 2147483646) + 1, starts = least(j.starts, 2147483646) + 1
   FROM pick WHERE j.job_id = pick.job_id
   RETURNING j.*)
 SELECT job_id, run_id, claim_id, queue, job_type, payload::text, attempts, crashes, losses,

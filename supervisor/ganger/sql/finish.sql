@@ -1,6 +1,6 @@
 -- FINISH, batched: the only way out of the queue for a job that ran. Guarantees: only rows whose run is the one named;
 -- all or nothing; locked in job_id order, so that two batches never deadlock. A run that is not returned was not ours.
--- A job_id that was used twice (by hand) keeps its later outcome.
+-- A job_id that was used twice (by hand) keeps its later outcome; counters written by hand do not overflow.
 WITH done AS (
   SELECT * FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(statuses)s::text[], %(reasons)s::text[],
                        %(crashes)s::int[], %(facts)s::jsonb[], %(results)s::jsonb[])
@@ -17,8 +17,8 @@ INSERT INTO :"schema".archived_job AS a (
   exit_code, term_signal, wall_s, cpu_s, max_rss, error, stack, output, result, enqueued_by)
 SELECT
   g.job_id, g.queue, g.job_type, g.payload, g.attempts, g.enqueued_at, g.process_at, done.status, now(),
-  g.priority, g.timeout_s, g.grace_s, g.memory_bytes, g.shutdown, g.unique_key, g.crashes + done.crash, g.losses,
-  g.interrupts, g.starts, g.checkpoint, g.history, g.run_id, g.last_run_id, s.name, coalesce(fact.host, s.host),
+  g.priority, g.timeout_s, g.grace_s, g.memory_bytes, g.shutdown, g.unique_key,
+  least(g.crashes, 2147483646) + done.crash, g.losses, g.interrupts, g.starts, g.checkpoint, g.history, g.run_id, g.last_run_id, s.name, coalesce(fact.host, s.host),
   fact.pid, g.started_at,
   CASE WHEN done.status = 'cancelled' THEN coalesce(done.reason, g.cancel_reason, 'cancelled') ELSE done.reason END,
   fact.ended_by, fact.rung, fact.exit_code, fact.term_signal, fact.wall_s, fact.cpu_s, fact.max_rss, fact.error,
