@@ -75,7 +75,7 @@ def soak(path: Path, samples: Sequence[Sample]) -> None:
     """Throughput, dead rows and sizes over time; the shaded part is the held transaction."""
     minutes = [sample.at / 60 for sample in samples]
     figure, axes = pyplot.subplots(3, 1, figsize=(10, 8), sharex=True, layout="constrained")
-    lines = (
+    lines: tuple[tuple[str, dict[str, Sequence[float]]], ...] = (
         ("jobs/s", {"": [s.jobs_s for s in samples]}),
         ("dead rows in job", {"": [s.dead for s in samples]}),
         ("MB", {"job": [s.table_mb for s in samples], "its indexes": [s.index_mb for s in samples]}),
