@@ -366,10 +366,19 @@ def _reason(exception: BaseException) -> str:
 
 def _is_interrupt(exception: BaseException) -> bool:
     """Whether what came out of a handler is the interrupt itself, perhaps in a group of its like."""
-    if _is_a(exception, BaseExceptionGroup):
-        with suppress(BaseException):
-            return exception.split(JobInterrupted)[1] is None  # type: ignore[attr-defined]
-    return _is_a(exception, JobInterrupted)
+    waiting: list[Any] = [exception]
+    seen = set()
+    with suppress(BaseException):  # a group may be of the user's class
+        while waiting:
+            error = waiting.pop()
+            if not _is_a(error, BaseExceptionGroup):
+                if not _is_a(error, JobInterrupted):
+                    return False
+            elif id(error) not in seen:
+                seen.add(id(error))  # a member of many groups is looked at once
+                waiting += error.exceptions
+        return True
+    return False
 
 
 def _is_a(exception: BaseException, kind: type[BaseException]) -> bool:

@@ -9,7 +9,6 @@ What leaves here, PostgreSQL can hold: NUL characters and lone surrogates of a t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from json import dumps
 from pathlib import Path
 from traceback import TracebackException, format_tb
@@ -17,12 +16,14 @@ from types import TracebackType
 from typing import Any, Final
 
 from ganger_child.errors import BadResult, JobFailed
+from ganger_child.words import guarded, shown
 
 TEXT_LIMIT: Final = 64 * 1024  # bytes that a message or a traceback may have in JSON; head and tail are kept
 _NAME_LIMIT: Final = 500
 _OURS: Final = str(Path(__file__).resolve().parent)
 _COMPLAINT_LIMIT: Final = 1000
 _DEEPEST: Final = 900  # the encoder gives up a little later
+_MOST_TOLD: Final = 10_000  # exceptions, with causes and members of groups, that a traceback is made of
 
 Error = dict[str, str]
 
@@ -42,8 +43,8 @@ def describe(exception: BaseException, limit: int = TEXT_LIMIT) -> Error:
 def qualified(exception: BaseException) -> str:
     """Name the type of an exception with its module, if that is not the builtins."""
     kind = type(exception)
-    name = _guarded(lambda: str(kind.__qualname__), "an exception")
-    module = _guarded(lambda: str(kind.__module__), "")
+    name = guarded(lambda: str(kind.__qualname__), "an exception")
+    module = guarded(lambda: str(kind.__module__), "")
     return f"{module}.{name}" if module not in ("", "builtins", "__main__") else name
 
 
@@ -69,20 +70,37 @@ def _scrubbed(text: str) -> str:
 
 
 def _message(exception: BaseException) -> str:
-    return _guarded(lambda: "" + str(exception), "(the message cannot be shown: its __str__ raised)")
+    return guarded(lambda: str(exception), "(the message cannot be shown: its __str__ raised)")
 
 
 def _trace(exception: BaseException) -> str:
-    """Format the traceback with its causes, notes and groups; where that fails, only its lines."""
+    """Format the traceback with its causes, notes and groups; where that fails, or would never end, only its lines."""
 
     def whole() -> str:
+        if _is_endless(exception):
+            return ""
         lines = TracebackException(type(exception), exception, _users(exception.__traceback__), compact=True).format()
         return "".join(lines)
 
     def frames() -> str:
         return "".join(format_tb(_users(exception.__traceback__))) + qualified(exception)
 
-    return _guarded(whole, "") or _guarded(frames, "")
+    return guarded(whole, "") or guarded(frames, "")
+
+
+def _is_endless(exception: BaseException) -> bool:
+    """Whether there is too much to tell: what is a member of several groups is told once for each of them."""
+    waiting, seen, count = [exception], {id(exception)}, 0
+    while waiting and count <= _MOST_TOLD:
+        error = waiting.pop()
+        count += 1
+        for linked in (error.__cause__, error.__context__):
+            if linked is not None and id(linked) not in seen:
+                seen.add(id(linked))
+                waiting.append(linked)
+        if isinstance(error, BaseExceptionGroup):
+            waiting += error.exceptions
+    return count > _MOST_TOLD
 
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
@@ -90,13 +108,6 @@ def _users(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
         trace = trace.tb_next
     return trace
-
-
-def _guarded(step: Callable[[], str], otherwise: str) -> str:
-    try:
-        return step()
-    except BaseException:  # the user's __str__ and properties may raise anything, and here nobody can use it
-        return otherwise
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -111,10 +122,10 @@ def encode(value: Any, limit: int) -> bytes | None:
     if value is None:
         return None
     try:
-        text = dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text = _dumped(value)
         encoded = text.encode() if len(text) <= limit else None  # there are at least as many bytes as characters
     except BaseException as error:  # also what methods of the value raise
-        complaint = _guarded(lambda: _complaint_within(value), "") or f"result: {_message(error)}"
+        complaint = guarded(lambda: _complaint_within(value), "") or f"result: {_message(error)}"
         raise BadResult(f"the result cannot be stored: {bounded(complaint, _COMPLAINT_LIMIT)}") from error
     if encoded is None or len(encoded) > limit:
         size = f"over {len(text)}" if encoded is None else len(encoded)
@@ -124,6 +135,17 @@ def encode(value: Any, limit: int) -> bytes | None:
         if complaint:
             raise BadResult(f"the result cannot be stored: {bounded(complaint, _COMPLAINT_LIMIT)}")
     return encoded
+
+
+def _dumped(value: Any) -> str:
+    """JSON with sorted keys, which costs little and shows those of two types: 1 and "1" would be one key in JSON."""
+    try:
+        return dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    except TypeError:
+        complaint = _complaint_within(value)
+        if complaint:
+            raise
+        return dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def _complaint_within(value: Any) -> str:
@@ -138,7 +160,7 @@ def _complaint_within(value: Any) -> str:
             return f"{path} is nested too deeply, or contains itself"
         inner: list[tuple[str, Any, int]] = []
         if isinstance(part, dict):
-            inner = [(f"{path}[{_shown(key)}]", value, depth + 1) for key, value in part.items()]
+            inner = [(f"{path}[{shown(key)}]", value, depth + 1) for key, value in part.items()]
         elif isinstance(part, list | tuple):
             inner = [(f"{path}[{index}]", value, depth + 1) for index, value in enumerate(part)]
         stack.extend(reversed(inner))
@@ -152,16 +174,27 @@ def _complaint(part: Any) -> str:
     if isinstance(part, float):
         return "" if math.isfinite(part) else f"is {_not_finite(part)}: {_not_finite(part)} is not JSON"
     if isinstance(part, dict):
-        for key in part:
-            if key is not None and not isinstance(key, str | int | float):
-                return f"has the key {_shown(key)}, which is no string"
-            complaint = _complaint(key)
-            if complaint:
-                return f"has the key {_shown(key)}, which {complaint}"
-        return ""
-    if part is None or isinstance(part, int | list | tuple):
+        return _key_complaint(part)
+    if isinstance(part, int):
+        return "" if guarded(lambda: int.__repr__(part), "") else "is a number of too many digits"
+    if part is None or isinstance(part, list | tuple):
         return ""
     return f"is a {type(part).__qualname__}, which JSON cannot hold"
+
+
+def _key_complaint(part: dict[Any, Any]) -> str:
+    names = set()
+    for key in part:
+        if key is not None and not isinstance(key, str | int | float):
+            return f"has the key {shown(key)}, which is no string"
+        complaint = _complaint(key)
+        if complaint:
+            return f"has the key {shown(key)}, which {complaint}"
+        name = key if isinstance(key, str) else dumps(key)
+        if name in names:
+            return f"has the key {shown(key)} twice, as text and not as text, which in JSON is the same"
+        names.add(name)
+    return ""
 
 
 def _text_complaint(text: str) -> str:
@@ -174,7 +207,3 @@ def _text_complaint(text: str) -> str:
 
 def _not_finite(number: float) -> str:
     return "NaN" if math.isnan(number) else "Infinity"
-
-
-def _shown(key: Any) -> str:
-    return _guarded(lambda: repr(key)[:100], "?")

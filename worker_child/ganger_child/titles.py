@@ -6,9 +6,10 @@
     ganger: warden render/2 idle
     ganger: child render/1 render-frame 9d3f01c2 attempt 2 since 12:03:44Z limit 600s
 
-A title never holds payload. Words cannot break the line apart: control characters are left out, white space and
-percent signs are percent-encoded, long words are cut, and a title has ``LONGEST`` characters at most. A process is
-never identified by its title: user code may set another.
+A title never holds payload. Words cannot break the line apart or turn it round: white space and percent signs are
+percent-encoded, what is not printable (control characters, marks of the writing direction) is left out, long words are
+cut, and a title has ``LONGEST`` characters at most. A process is never identified by its title: user code may set
+another.
 
 This file may not know where the numbers come from.
 """
@@ -120,8 +121,6 @@ def _seconds(value: float) -> str:
     return f"{value:.10g}s" if value < 1e9 else f"{int(value)}s"
 
 
-_KEPT_OUT: Final = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
-_ENCODED: Final = re.compile(r"[\s%]")
 _PLAIN: Final = re.compile(r"[!-$&-~]+")
 
 
@@ -130,9 +129,11 @@ def _word(text: str) -> str:
     if _PLAIN.fullmatch(text):
         return text[:_WORD]
     word = ""
-    for character in _KEPT_OUT.sub("", text)[:_WORD]:
-        if _ENCODED.match(character):
+    for character in text:
+        if character.isspace() or character == "%":
             character = "".join(f"%{byte:02X}" for byte in character.encode())
+        elif not character.isprintable():
+            continue
         if len(word) + len(character) > _WORD:
             break
         word += character
