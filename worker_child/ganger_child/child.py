@@ -14,7 +14,6 @@ import argparse
 import atexit
 import json
 import logging
-import random
 import resource
 import sys
 from _thread import start_new_thread
@@ -51,6 +50,7 @@ _SMALL: Final = 16 * 1024  # bytes per text of an error that travels beside anot
 _LEAST_RECURSION: Final = 1000
 _PERSISTENCE: Final = 1000  # tries against signal handlers of a job that raise
 _OUTRIGHT: Final = ("timeout", "memory", "cancelled", "killed")  # orders that a late return does not undo
+_DRAWING: Final = ("random", "numpy.random", "torch")
 _CALLBACKS: Final = ("failed_attempt", "failed_job")
 
 
@@ -465,11 +465,14 @@ def _settle(wire: socket, output_fd: int, page_fd: int, parent: int) -> tuple[Ch
 
 
 def _reseed() -> None:
-    """Give this child random numbers of its own: a fork, or a seed set at import, would give all children the same."""
-    random.seed()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()  # the legacy generator; the others are seeded by whoever makes them
+    """Give this child random numbers of its own: a fork, or a seed set at import, would give all children the same.
+
+    That is for the generator which a library shares among all; one that the user has made is seeded as they like it.
+    """
+    for name in _DRAWING:
+        seed = getattr(sys.modules.get(name), "seed", None)
+        if seed is not None:
+            seed()
 
 
 def _stream(stream: Any, fd: int) -> Any:
