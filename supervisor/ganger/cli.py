@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     _open_standard_streams()
     try:
-        options = parser().parse_args(arguments)
+        options = parser().parse_args(_words() if arguments is None else arguments)
         code: int = options.command(options)
         sys.stdout.flush()
     except Failure as failure:
@@ -45,6 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _fail(*explain(error))
     return code
+
+
+def _words() -> list[str]:
+    """The command line. Words that the locale could not read (C has no é) are UTF-8."""
+    return [os.fsencode(word).decode("utf-8", "surrogateescape") if _is_unread(word) else word for word in sys.argv[1:]]
+
+
+def _is_unread(word: str) -> bool:
+    return any("\udc80" <= character <= "\udcff" for character in word)
 
 
 def _forget_stdout() -> None:

@@ -160,6 +160,7 @@ class Stage:
 
     def __init__(self, conninfo: str, folder: Path) -> None:
         self.conninfo = conninfo
+        self.supervised = conninfo  # as the supervisors are told
         self.folder = folder
         self.conn = psycopg.connect(conninfo, autocommit=True)
         self.supervisors: list[Running] = []
@@ -191,7 +192,7 @@ class Stage:
     def launch(self, *command: str, environ: Mapping[str, str] | None = None, conninfo: str | None = None) -> Running:
         """Start a program in the folder; the database and the project are in its environment."""
         given = {
-            "DATABASE_URL": conninfo or self.conninfo,
+            "DATABASE_URL": conninfo or self.supervised,
             "PYTHONPATH": str(ROOT),
             "XDG_RUNTIME_DIR": str(self.folder),  # where lock files of killed supervisors stay
         }
