@@ -32,6 +32,7 @@ HANDLERS = """
         while time.monotonic() < end:
             pass
         mark("end")
+        return job.payload["seconds"]
 
     @handlers.job("compute-in-c")
     def compute_in_c(job):
@@ -46,10 +47,7 @@ HANDLERS = """
 
     @handlers.job("program", shutdown="finish")
     def program(job):
-        with subprocess.Popen(["sleep", "600"]) as process:
-            mark("begin")
-            if process.wait() != 0:
-                raise subprocess.CalledProcessError(process.returncode, process.args)
+        subprocess.run(["sh", "-c", "echo begin >> ledger; exec sleep 600"], cwd=FOLDER, check=True)
 
     @handlers.job("ask")
     def ask(job):
@@ -184,6 +182,9 @@ def terminate_everybody(supervisor: Running) -> int:
 
 
 def test_sigterm_to_every_process_lets_running_jobs_finish(stage: Stage) -> None:
+    """D49, https://github.com/celery/celery/issues/2700, and D50, https://github.com/caktus/margarita/pull/126: a
+    service manager signals the whole tree at once. Jobs finish; a program that one of them waits for dies of it, which
+    is that job's failure, under the program's name."""
     stage.handlers(HANDLERS)
     supervisor = stage.run("-c", "3")
     finishing = [stage.enqueue("compute", {"seconds": 3}), stage.enqueue("sleep", {"seconds": 2})]
@@ -334,6 +335,25 @@ def test_ctrl_c_reaches_the_supervisor_only(stage: Stage) -> None:
         nothing_left(everybody)
     assert "-9" in terminal.shown or "SIGKILL" in terminal.shown
     assert stage.archived(job_id)["reason"] == "exception"
+
+
+def test_ctrl_c_in_a_terminal_lets_running_jobs_finish(stage: Stage) -> None:
+    """D48, https://github.com/gc3pie/gc3pie/issues/633: the terminal signals its foreground group, and the children
+    are in none of it: what they compute is stored."""
+    with in_terminal(stage, "-c", "2") as terminal:
+        terminal.expect(said("supervisor-started"))
+        ids = [stage.enqueue("compute", {"seconds": seconds}) for seconds in (2, 2.5)]
+        terminal.read_until(lambda: len(stage.lines("ledger")) == 2)
+        everybody = [terminal.process.pid, *(process.pid for process in tree(terminal.process.pid))]
+        terminal.ctrl_c()
+        terminal.expect(said("shutting-down"))
+        terminal.expect(said("completed-shutdown"))
+        assert terminal.leave() == 0
+        nothing_left(everybody)
+    assert "Traceback" not in terminal.shown
+    for job_id, seconds in zip(ids, (2, 2.5), strict=True):
+        row = stage.archived(job_id)
+        assert (row["status"], row["result"], row["attempts"], row["interrupts"]) == ("success", seconds, 1, 0)
 
 
 def test_ctrl_c_twice_in_a_terminal(stage: Stage) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from ganger_child import titles
 from ganger_child.titles import Title
-from tests.processes import tree, wait_until
+from tests.processes import survivors, tree, wait_until
 from tests.stories.stage import ROOT, Running, Stage
 
 HANDLERS = """
@@ -189,7 +189,30 @@ def environ(pid: int) -> Mapping[bytes, bytes]:
     return dict(entry.split(b"=", 1) for entry in data.split(b"\0") if b"=" in entry)
 
 
+def test_titles_leave_every_process_its_environment(stage: Stage) -> None:
+    """D41, https://github.com/dvarrazzo/py-setproctitle/issues/166: what a title overwrites is the kernel's copy. Jobs
+    and the programs they start have their variables, and each of our processes is found all the same."""
+    stage.handlers("""
+        handlers = Handlers()
+
+        @handlers.job("look")
+        def look(job):
+            there = subprocess.run(["sh", "-c", 'echo "$A_MARK $GANGER_COOKIE"'], capture_output=True, text=True).stdout
+            return [os.environ["A_MARK"], os.environ["GANGER_COOKIE"], *there.split()]
+    """)
+    supervisor = stage.run("-c", "2", environ={"A_MARK": "kept"})
+    mark, cookie, mark_of_program, cookie_of_program = stage.archived(stage.enqueue("look"))["result"]
+    assert mark == mark_of_program == "kept"
+    assert cookie == cookie_of_program == supervisor.cookie
+    titled = see(supervisor, "child", name="default/1").name
+    assert titled == "default/1"
+    everybody = {supervisor.pid, *(process.pid for process in tree(supervisor.pid))}
+    assert len(everybody) == 1 + 1 + 2 + 2
+    wait_until(lambda: {process.pid for process in survivors(cookie)} == everybody, 10, lambda: survivors(cookie))
+
+
 def test_keep_environ_leaves_the_environment_readable(stage: Stage) -> None:
+    """D41, https://github.com/dvarrazzo/py-setproctitle/issues/166: the switch for who reads it from outside."""
     stage.handlers(HANDLERS)
     supervisor = stage.run("-c", "1", "--keep-environ", environ={"A_MARK": "readable"})
     stage.enqueue("sleep")
@@ -202,16 +225,27 @@ def test_keep_environ_leaves_the_environment_readable(stage: Stage) -> None:
     assert len(shown(supervisor)) == 4
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_without_setproctitle_there_is_one_warning_and_jobs_run(stage: Stage, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "source", "error"),
+    [
+        ("fork", "raise ImportError('not here')", "ImportError: not here"),
+        ("spawn", "raise ImportError('not here')", "ImportError: not here"),
+        ("fork", "def setproctitle(title): raise OSError('not on this system')", "OSError: not on this system"),
+        ("fork", "def setproctitle(title): raise RuntimeError(title[:7])", "RuntimeError: ganger:"),
+    ],
+)
+def test_without_setproctitle_there_is_one_warning_and_jobs_run(
+    stage: Stage, method: str, source: str, error: str
+) -> None:
+    """D42, https://github.com/celery/celery/issues/9894: it is missing, or it raises: jobs run untitled."""
     fake = stage.folder / "fake"
     fake.mkdir()
-    (fake / "setproctitle.py").write_text("raise ImportError('no setproctitle here')\n")
+    (fake / "setproctitle.py").write_text(source + "\n")
     stage.handlers(HANDLERS)
     path = os.pathsep.join([str(fake), str(ROOT)])
     supervisor = stage.run("-c", "2", "--start-method", method, environ={"PYTHONPATH": path})
     rows = [stage.archived(stage.enqueue("quick")) for _ in range(3)]
     assert {row["status"] for row in rows} == {"success"}
     assert supervisor.stop() == 0
-    assert [event["error"] for event in supervisor.named("titles-not-shown")] == ["ImportError: no setproctitle here"]
+    assert [event["error"] for event in supervisor.named("titles-not-shown")] == [error]
     assert not supervisor.other
