@@ -20,6 +20,7 @@ import signal
 import sys
 from _thread import start_new_thread
 from collections.abc import Callable, Mapping
+from os import register_at_fork
 from threading import get_ident, main_thread
 from time import sleep
 from types import FrameType, TracebackType
@@ -218,6 +219,7 @@ class Signals:
         """Install the handlers: before any user code of the child, which may put others in their place."""
         _signal(signal.SIGTERM, self._on_term)
         _signal(signal.SIGINT, self._on_nothing)
+        register_at_fork(after_in_child=self._let_go)
         self._inherited_hook = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
 
@@ -225,6 +227,16 @@ class Signals:
         """Begin to listen for orders, and take the handlers that there are now for those that a job finds."""
         _signal(SIGNAL, self._on_order)
         self._handlers = [_getsignal(number) for number in _SIGNALS]
+
+    def _let_go(self) -> None:
+        """In a process that user code has forked, signals mean what they mean anywhere: ``terminate()`` ends it."""
+        for number, ours, usual in (
+            (signal.SIGTERM, self._on_term, signal.SIG_DFL),
+            (signal.SIGINT, self._on_nothing, signal.default_int_handler),
+            (SIGNAL, self._on_order, signal.SIG_DFL),
+        ):
+            if _getsignal(number) == ours:
+                _signal(number, usual)
 
     def restore(self) -> bool:
         """Put back the handlers that a job replaced, which would run in our own code; returns whether it did."""
