@@ -167,12 +167,13 @@ class Chaos:
 
     def _storm(self) -> Stream:
         """Faults, for the given seconds, and until all that was done is undone."""
-        stream = Stream(self.world, PACE, self.options.only)
-        end = time.monotonic() + self.options.seconds
-        while time.monotonic() < end or not stream.quiet:
-            stream.step(begin=time.monotonic() < end)
-            self._watch()
-            time.sleep(PAUSE)
+        with open(self.folder / "faults", "w") as log:
+            stream = Stream(self.world, PACE, self.options.only, log)
+            end = time.monotonic() + self.options.seconds
+            while time.monotonic() < end or not stream.quiet:
+                stream.step(begin=time.monotonic() < end)
+                self._watch()
+                time.sleep(PAUSE)
         return stream
 
     def _watch(self) -> None:

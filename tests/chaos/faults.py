@@ -11,13 +11,13 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import IO, Final
 
 import psycopg
 
-from tests.chaos.hosts import Host, Namespaced, Supervisor, send
+from tests.chaos.hosts import Host, Namespaced, send
 from tests.chaos.ledger import Record, Window
 from tests.chaos.servers import PAUSE, Cluster, Pauses
 
@@ -47,6 +47,7 @@ class Strike:
     host: Host | None
     began: float
     held: frozenset[str]
+    stops: bool  # nothing goes on at that place meanwhile
     over: float | None = None
 
 
@@ -62,6 +63,11 @@ class Fault:
     act: Act
     holds: tuple[str, ...] = ()
     possible: Callable[[World], bool] = lambda world: True
+
+    @property
+    def stops(self) -> bool:
+        """Whether it brings its whole host, or all of them, to a halt, and not just a slot."""
+        return any(name.startswith(("supervisor", "wire", "database")) for name in self.holds)
 
     @property
     def on_host(self) -> bool:
@@ -119,15 +125,10 @@ def supervisor_killed(world: World, host: Host) -> Pauses:
         host.start()
 
 
-def _everything(supervisor: Supervisor) -> Iterator[int]:
-    for pids in supervisor.tree().values():
-        yield from pids
-
-
 def _freeze(host: Host) -> list[int]:
-    """Stop all its processes, the deciding ones first, until there is none that we have not stopped."""
+    """Stop all its processes, the jobs' own too, until there is none that we have not stopped."""
     frozen: list[int] = []
-    while new := [pid for pid in (_everything(host.supervisor) if host.supervisor else ()) if pid not in frozen]:
+    while new := [pid for pid in host.processes() if pid not in frozen]:
         for pid in new:
             send(pid, signal.SIGSTOP)
         frozen += new
@@ -140,7 +141,7 @@ def host_frozen(world: World, host: Host) -> Pauses:
         began = time.monotonic()
         frozen = _freeze(host)
         yield world.rng.choice([1.0, LONGER * world.lease, 2 * world.lease])
-        for pid in reversed(frozen):
+        for pid in frozen:
             send(pid, signal.SIGCONT)
         supervisor.signal(signal.SIGCONT)
         world.record.windows.append(Window("frozen", began, time.monotonic(), host.name))
@@ -318,10 +319,11 @@ FAULTS: Final = (
 
 
 class Stream:
-    """The seeded stream of faults: what happens next, what goes on, what has happened."""
+    """The seeded stream of faults: what happens next, what goes on, what has happened. ``log`` is told each."""
 
-    def __init__(self, world: World, pace: float, only: str = "") -> None:
+    def __init__(self, world: World, pace: float, only: str, log: IO[str]) -> None:
         self.world = world
+        self._log = log
         self._faults = [fault for fault in FAULTS if only in fault.name]
         self.strikes: list[Strike] = []
         self._pace = pace  # seconds between two faults, on the average
@@ -352,8 +354,9 @@ class Stream:
         if not faults:
             return
         (fault,) = world.rng.choices(faults, [fault.share for fault in faults])
-        strike = Strike(fault.name, host if fault.on_host else None, time.monotonic(), fault.held(host))
+        strike = Strike(fault.name, host if fault.on_host else None, time.monotonic(), fault.held(host), fault.stops)
         self.strikes.append(strike)
+        self._note(strike, "begins")
         self._go_on(strike, fault.act(world, host))
 
     def _go_on(self, strike: Strike, pauses: Pauses) -> None:
@@ -361,3 +364,9 @@ class Stream:
             self._going.append((time.monotonic() + next(pauses), strike, pauses))
         except StopIteration:
             strike.over = time.monotonic()
+            self._note(strike, "is over")
+
+    def _note(self, strike: Strike, what: str) -> None:
+        where = f" on {strike.host.name}" if strike.host else ""
+        self._log.write(f"{time.monotonic():.3f} {strike.name}{where} {what}\n")
+        self._log.flush()

@@ -237,7 +237,7 @@ def _overlaps(record: Record, by_job: Mapping[str, list[Run]], findings: Finding
                     f"job {overlap.job_id}: run {overlap.other} was seen {late:.1f} s after its host thawed"
                 )
             findings.excused["the host was frozen"] += 1
-        elif _forgotten(record, overlap.job_id, by_job[overlap.job_id]):
+        elif _claim_forgotten(record, earlier):
             findings.excused["a failover forgot a claim"] += 1
         else:
             findings.violations.append(
@@ -253,6 +253,16 @@ def _frozen_until(record: Record, earlier: Run | None, at: float) -> float | Non
         if ours and earlier and earlier.began <= window.end and window.start <= at <= window.end + THAW:
             return window.end
     return None
+
+
+def _claim_forgotten(record: Record, earlier: Run | None) -> bool:
+    """Whether a failover may have forgotten the claim of this run, which was then killed within a lease."""
+    return earlier is not None and any(
+        window.what == "forgot"
+        and window.start - record.lease <= earlier.began <= window.end
+        and earlier.seen <= window.end + record.lease
+        for window in record.windows
+    )
 
 
 def _blame(record: Record, findings: Findings) -> None:
