@@ -31,10 +31,10 @@ def bars(path: Path, workloads: Iterable[Workload], results: Results) -> None:
         if metric is workload.metrics[0] or len(results.series(workload.name, metric.key)) > 2
         if results.series(workload.name, metric.key)
     ]
-    rows = -(-len(panels) // COLUMNS)
-    figure, axes = pyplot.subplots(
-        rows, COLUMNS, figsize=(5 * COLUMNS, 2.9 * rows), squeeze=False, layout="constrained"
-    )
+    columns = min(COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    size = (5 * columns, 2.9 * rows + 0.3)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
     for axis, (workload, metric) in zip(axes.flat, panels, strict=False):
@@ -62,13 +62,15 @@ def _panel(axis: Any, workload: Workload, metric: Metric, results: Results) -> N
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.invert_yaxis()
     medians = [value.median for value in there.values() if value.median > 0]
-    if medians and max(medians) > WIDE * min(medians):
+    wide = bool(medians) and max(medians) > WIDE * min(medians)
+    if wide:
         axis.set_xscale("log")
     axis.margins(x=0.18)
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:,g}"))
     axis.tick_params(axis="x", labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.set_title(f"{workload.name.upper()}  {metric.title}  ({metric.better} is better)", fontsize=9, loc="left")
+    notes = f"{metric.better} is better{', log scale' if wide else ''}"
+    axis.set_title(f"{workload.name.upper()}  {metric.title}  ({notes})", fontsize=9, loc="left")
 
 
 def soak(path: Path, samples: Sequence[Sample]) -> None:

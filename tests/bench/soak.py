@@ -88,8 +88,11 @@ def _sample(peer: Ganger, at: float, rate: float, held: bool) -> Sample:
 
 def back_after(samples: Sequence[Sample]) -> float | None:
     """Seconds from the end of the held transaction until the first minute's throughput was back; None: never."""
-    first = statistics.median(sample.jobs_s for sample in samples if sample.at <= 60)
-    ended = max(sample.at for sample in samples if sample.held)
+    held = [sample.at for sample in samples if sample.held]
+    if not held:
+        return None
+    first = statistics.median(sample.jobs_s for sample in samples if sample.at <= min(60, held[0]))
+    ended = max(held)
     return next((s.at - ended for s in samples if s.at > ended and s.jobs_s >= BACK * first), None)
 
 
