@@ -55,11 +55,8 @@ def recoveries(strikes: list[Strike], record: Record, hosts: Iterable[str]) -> I
 
 
 def _disturbs(other: Strike, strike: Strike, back: float) -> bool:
-    if (
-        other is strike
-        or not other.stops
-        or (other.host is not None and strike.host is not None and other.host is not strike.host)
-    ):
+    elsewhere = other.host is not None and strike.host is not None and other.host is not strike.host
+    if other is strike or elsewhere or not other.stops:
         return False
     assert strike.over is not None
     return other.began < back and (other.over is None or other.over > strike.over)

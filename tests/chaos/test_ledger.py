@@ -122,14 +122,19 @@ def test_a_frozen_host_excuses_an_overlap_as_long_as_its_run_ends_soon_after_the
 
 
 def test_a_failover_that_forgot_commits_excuses_what_was_committed_meanwhile_and_nothing_else() -> None:
-    made = record(OVERLAPPED, replace(ROW, attempts=1, losses=0, history=[], starts=1))
-    made.windows = [Window("forgot", 9.5, 10.5)]
+    row = replace(ROW, attempts=1, losses=0, history=[], starts=1)
+    made = record(OVERLAPPED, row)
+    made.runs[FIRST].seen = 20.5  # it was killed once the database was seen not to know it
+    made.windows = [Window("forgot", 9.5, 15.5)]
     findings = check(made)
     assert not findings.violations
     assert findings.excused == {"a failover forgot commits": 1, "a failover forgot a claim": 1}
     made.windows = [Window("forgot", 60.0, 61.0)]
     assert "was alive" in violations(made)
     assert "ran more often than it was claimed" in violations(made)
+    made = record(OVERLAPPED, row)  # it went on
+    made.windows = [Window("forgot", 9.5, 15.5)]
+    assert "was alive" in violations(made)
 
 
 def test_a_job_that_was_forgotten_before_it_ran_is_excused() -> None:
