@@ -304,6 +304,65 @@ def test_what_had_finished_is_stored_before_it_registers_anew() -> None:
     assert [register.former for register in desk.said(m.Register)] == [None, 1]
 
 
+def test_a_row_of_a_claim_whose_answer_was_lost_goes_back() -> None:
+    """Correction 18: the database thinks that we run it, nobody here does, and no claim is in flight that may tell of
+    it."""
+    desk = Desk().idle()
+    claim = desk.said(m.Claim)[-1]
+    row = m.HeldRow(desk.new_id(), desk.new_id(), claim.claim_id)
+    desk.hear(m.Beaten(1, desk.now, (row,)))
+    assert not desk.said(m.Release), "its answer may still come"
+    desk.hear(m.ClaimLost(claim.claim_id))
+    assert desk.said(m.Beat), "the rows come to light with a beat, so one is sent at once"
+    desk.hear(m.Beaten(1, desk.now, (row,)))
+    assert [(release.run_id, release.reason) for release in desk.said(m.Release)] == [(row.run_id, "claim-lost")]
+
+
+def test_a_run_that_the_database_does_not_list_is_killed_and_settled_by_nobody() -> None:
+    """Correction 18: somebody else took its row, or deleted it."""
+    desk = Desk()
+    run_id = desk.running()
+    desk.hear(m.Beaten(1, desk.now - 1, ()))
+    assert not desk.said(m.Kill), "that beat was sent before the claim"
+    desk.wait(1)
+    desk.hear(m.Beaten(1, desk.now, ()))
+    assert len(desk.said(m.Kill)) == 1
+    desk.child_ends(m.Exit(term_signal=9))
+    assert "outcome-refused" in desk.events()
+    outcomes: list[m.Outcome] = [*desk.said(m.Archive), *desk.said(m.Retry), *desk.said(m.Release)]
+    assert run_id not in {outcome.run_id for outcome in outcomes}
+
+
+def lost_and_registered_anew(desk: Desk) -> None:
+    desk.now += 1000.0  # frozen
+    desk.hear()
+    assert "lease-lost" in desk.events()
+    assert desk.said(m.Register)[-1].former == 1
+    desk.hear(m.Registered(2, desk.now))
+
+
+def test_the_answer_to_a_beat_of_the_lost_registration_costs_nothing() -> None:
+    """It had waited through the outage: that the old registration is gone by now is no news."""
+    desk = Desk().idle()
+    lost_and_registered_anew(desk)
+    desk.hear(m.Beaten(1, desk.now, None))
+    assert desk.events().count("lease-lost") == 1
+    desk.hear(m.Beaten(2, desk.now, None))
+    assert desk.events().count("lease-lost") == 2
+
+
+def test_jobs_of_a_claim_under_the_lost_registration_are_not_run_under_the_next() -> None:
+    """Their rows went back when it registered anew, and may be claimed again by now, even by itself."""
+    desk = Desk().idle()
+    lost_and_registered_anew(desk)
+    run_id = desk.claimed()
+    assert not desk.said(m.SendJob)
+    assert [release.run_id for release in desk.said(m.Release)] == [run_id]
+    desk.hear(m.Stored(run_id, "refused"))
+    desk.claimed()
+    assert len(desk.said(m.SendJob)) == 1
+
+
 # ---- a job at its limit ----------------------------------------------------------------------------------------------
 
 
