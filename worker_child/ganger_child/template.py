@@ -70,7 +70,7 @@ class Template:
                 self._bury()
 
     def _obey(self) -> None:
-        received = self._control.receive()
+        received = self._control.receive(limit=1)  # a warden would inherit what came for the next one
         for order in received.messages:
             if order.op == "warden" and len(order.fds) == 1:
                 self._fork_warden(str(order["slot"]), order.fds[0])

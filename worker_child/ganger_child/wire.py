@@ -26,6 +26,7 @@ from select import POLLHUP, poll
 from socket import (
     AF_UNIX,
     CMSG_SPACE,
+    MSG_CMSG_CLOEXEC,
     MSG_CTRUNC,
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
@@ -146,7 +147,7 @@ class Channel:
         while len(got.messages) + got.garbage < limit:
             try:
                 flags = 0 if wait and not got.messages and not got.garbage else MSG_DONTWAIT
-                data, ancillary, msg_flags, _ = self.sock.recvmsg(DATAGRAM, _ANCILLARY, flags)
+                data, ancillary, msg_flags, _ = self.sock.recvmsg(DATAGRAM, _ANCILLARY, flags | MSG_CMSG_CLOEXEC)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
