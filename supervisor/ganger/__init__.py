@@ -12,24 +12,33 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from ganger.client import BadJob, DuplicateJob, NewJob, cancel, enqueue, enqueue_async, enqueue_many
     from ganger.config import Config, ConfigError
+    from ganger.results import ArchivedJob, JobRecord, UnknownJob, get_job, get_job_async, wait, wait_async
     from ganger.supervisor import Supervisor
 
 __all__ = [
+    "ArchivedJob",
     "BadJob",
     "Config",
     "ConfigError",
     "DuplicateJob",
+    "JobRecord",
     "NewJob",
     "Supervisor",
+    "UnknownJob",
     "cancel",
     "enqueue",
     "enqueue_async",
     "enqueue_many",
+    "get_job",
+    "get_job_async",
+    "wait",
+    "wait_async",
 ]
 
 _HOMES: Final = {
     "ganger.client": ("BadJob", "DuplicateJob", "NewJob", "cancel", "enqueue", "enqueue_async", "enqueue_many"),
     "ganger.config": ("Config", "ConfigError"),
+    "ganger.results": ("ArchivedJob", "JobRecord", "UnknownJob", "get_job", "get_job_async", "wait", "wait_async"),
     "ganger.supervisor": ("Supervisor",),
 }
 _HOME: Final = {name: module for module, names in _HOMES.items() for name in names}

@@ -50,7 +50,7 @@ _SMALLINT: Final = range(-(1 << 15), 1 << 15)
 _BIGINT: Final = range(1, 1 << 63)
 _LONGEST_NUMBER: Final = 1000  # digits of one with a point or an exponent
 
-_ABSENT: Final = (errors.InvalidSchemaName, errors.UndefinedFunction, errors.UndefinedTable)
+ABSENT: Final = (errors.InvalidSchemaName, errors.UndefinedFunction, errors.UndefinedTable)
 _ESCAPED_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
@@ -140,11 +140,11 @@ def enqueue(
         unique_key=unique_key,
     )
     call = _Enqueue.checked(job, _Manner.checked(on_duplicate, notify, dumps, schema, max_payload))
-    cursor = _cursor(conn)
+    cursor = cursor_on(conn)
     try:
         return call.answer(cursor.execute(call.text, call.values).fetchone())
-    except _ABSENT as error:
-        raise _missing(schema) from error
+    except ABSENT as error:
+        raise missing(schema) from error
 
 
 async def enqueue_async(
@@ -190,8 +190,8 @@ async def enqueue_async(
     try:
         await cursor.execute(call.text, call.values)
         return call.answer(await cursor.fetchone())
-    except _ABSENT as error:
-        raise _missing(schema) from error
+    except ABSENT as error:
+        raise missing(schema) from error
 
 
 def enqueue_many(
@@ -210,7 +210,7 @@ def enqueue_many(
     """
     manner = _Manner.checked(on_duplicate, notify, dumps, schema, max_payload)
     calls = _all_checked(jobs, manner)
-    cursor = _cursor(conn)
+    cursor = cursor_on(conn)
     if not calls:
         return []
     try:
@@ -224,8 +224,8 @@ def enqueue_many(
             if may_copy and not any(call.keyed for call in calls):
                 return _copy(cursor, calls, now, manner)
             return _one_by_one(cursor, calls, manner)
-    except _ABSENT as error:
-        raise _missing(schema) from error
+    except ABSENT as error:
+        raise missing(schema) from error
 
 
 def cancel(
@@ -242,12 +242,12 @@ def cancel(
     "unknown": there is no such job. Raises BadJob, SchemaMissing, and what psycopg raises (under REPEATABLE READ a
     serialization failure, if the job changed since the snapshot).
     """
-    values = {"job_id": _key("job_id", job_id), "reason": _word("reason", reason, ("cancelled", "killed"))}
-    cursor, text = _cursor(conn), statement("cancel", _schema(schema))
+    values = {"job_id": read_key("job_id", job_id), "reason": _word("reason", reason, ("cancelled", "killed"))}
+    cursor, text = cursor_on(conn), statement("cancel", read_schema(schema))
     try:
         row = cursor.execute(text, values).fetchone()
-    except _ABSENT as error:
-        raise _missing(schema) from error
+    except ABSENT as error:
+        raise missing(schema) from error
     assert row is not None
     result: Cancelled = row[0]
     return result
@@ -276,7 +276,7 @@ class _Manner:
             raise BadJob(f"dumps is {shown(dumps)}: give a function that makes JSON of a value.")
         wanted: Any = _word("on_duplicate", on_duplicate, ("raise", "ignore"))
         most = _whole("max_payload", max_payload, range(1, LARGEST + 1))
-        return _Manner(wanted, notify, dumps, _schema(schema), most)
+        return _Manner(wanted, notify, dumps, read_schema(schema), most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ class _Enqueue:
     @staticmethod
     def checked(job: NewJob, manner: _Manner) -> _Enqueue:
         """Check everything and return what to send. Raises BadJob."""
-        job_id = None if job.job_id is None else _key("job_id", job.job_id)
+        job_id = None if job.job_id is None else read_key("job_id", job.job_id)
         unique_key = None if job.unique_key is None else _name("unique_key", job.unique_key)
         keys = [f"job_id {job_id}"] if job_id is not None else []
         keys += [f"unique_key {unique_key!r}"] if unique_key is not None else []
@@ -298,10 +298,10 @@ class _Enqueue:
             "payload": _payload(job.payload, manner),
             "queue": _name("queue", job.queue),
             "process_at": _moment(job),
-            "process_in": _seconds("process_in", job.process_in),
+            "process_in": read_seconds("process_in", job.process_in),
             "priority": _whole("priority", job.priority, _SMALLINT),
-            "timeout": _seconds("timeout", job.timeout, above=True),
-            "grace": _seconds("grace", job.grace),
+            "timeout": read_seconds("timeout", job.timeout, above=True),
+            "grace": read_seconds("grace", job.grace),
             "memory": None if job.memory is None else _whole("memory", job.memory, _BIGINT),
             "shutdown": None if job.shutdown is None else _word("shutdown", job.shutdown, SHUTDOWNS),
             "job_id": uuid7() if job_id is None else job_id,
@@ -364,13 +364,13 @@ def _one_by_one(cursor: psycopg.Cursor[Any], calls: Sequence[_Enqueue], manner: 
     return [ids[number] for number in range(len(calls))]
 
 
-def _cursor(conn: object) -> psycopg.Cursor[Any]:
+def cursor_on(conn: object) -> psycopg.Cursor[Any]:
     if not isinstance(conn, psycopg.Connection):
         raise BadJob(f"conn is {shown(conn)}: give a connection of psycopg 3.")
     return psycopg.Cursor(conn, row_factory=tuple_row)
 
 
-def _missing(schema: str) -> SchemaMissing:
+def missing(schema: str) -> SchemaMissing:
     return SchemaMissing(f'The schema "{schema}" is not installed in this database: run "ganger install" for it.')
 
 
@@ -394,14 +394,14 @@ def _word(argument: str, value: object, words: Sequence[str]) -> str:
     return word
 
 
-def _schema(value: object) -> str:
+def read_schema(value: object) -> str:
     try:
         return check_schema_name(value)
     except BadSchemaName as error:
         raise BadJob(str(error)) from None
 
 
-def _key(argument: str, value: object) -> UUID:
+def read_key(argument: str, value: object) -> UUID:
     if not isinstance(value, UUID):
         raise BadJob(f"{argument} is {shown(value)}: give a uuid.UUID.")
     return UUID(int=value.int)
@@ -426,7 +426,7 @@ def _moment(job: NewJob) -> datetime | None:
     return datetime(utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second, utc.microsecond, UTC)
 
 
-def _seconds(argument: str, value: object, *, above: bool = False) -> float | None:
+def read_seconds(argument: str, value: object, *, above: bool = False) -> float | None:
     if value is None:
         return None
     number = timedelta.total_seconds(value) if isinstance(value, timedelta) else value

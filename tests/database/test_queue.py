@@ -280,7 +280,9 @@ def test_history_keeps_the_last_twenty(conn: db.Connection) -> None:
     ((history,),) = rows(conn, "history")
     assert [entry["number"] for entry in history] == list(range(3, 23))
     assert [entry["attempt"] for entry in history] == list(range(4, 24))
-    assert history[0].keys() == {"reason", "number", "attempt", "started_at", "ended_at", "text"}
+    assert history[0].keys() == {
+        "reason", "number", "attempt", "supervisor", "host", "started_at", "ended_at", "text",
+    }  # fmt: skip
     (job,) = claim(conn, supervisor_id)
     db.finish(conn, S, [archive(job)])
     assert rows(conn, "history", "archived_job") == [(history,)]

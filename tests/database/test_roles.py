@@ -40,7 +40,11 @@ ON_TABLES = {
     },
     "ganger_viewer": {table: {"SELECT"} for table in TABLES},
 }
-FUNCTIONS = {"ganger_enqueuer": {"enqueue", "look_up"}, "ganger_supervisor": set(), "ganger_viewer": set()}
+FUNCTIONS = {
+    "ganger_enqueuer": {"enqueue", "look_up"},
+    "ganger_supervisor": {"look_up"},
+    "ganger_viewer": {"look_up"},
+}
 
 Login = Callable[..., psycopg.Connection[Any]]
 

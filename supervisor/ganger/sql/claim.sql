@@ -1,5 +1,6 @@
 -- CLAIM: up to `free` ready rows of one queue, most urgent first, under a new run each. Guarantees: a row goes to one
--- claimer only; none to a registration that is gone (a sweep in progress is awaited); none from a paused queue.
+-- claimer only; none to a registration that is gone (a sweep in progress is awaited); none from a paused queue, or
+-- while all are paused, for which the queue without a name stands.
 -- `priority` and `process_at` are the watermark (see database.Watermark), or let everything through. They are plain
 -- index conditions: an "OR ... IS NULL" would not be one, and every dead entry would be looked up in the table.
 -- Counters that somebody wrote by hand do not overflow: one such row would end every claim of its queue.
@@ -11,7 +12,7 @@ pick AS MATERIALIZED (
     AND j.priority <= %(priority)s::smallint AND j.process_at >= %(process_at)s::timestamptz
     AND (%(job_types)s::text[] IS NULL OR j.job_type = ANY (%(job_types)s::text[]))
     AND EXISTS (SELECT FROM me)
-    AND NOT EXISTS (SELECT FROM :"schema".queue AS q WHERE q.queue = %(queue)s AND q.paused_at IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM :"schema".queue AS q WHERE q.queue IN (%(queue)s, '') AND q.paused_at IS NOT NULL)
   ORDER BY j.priority, j.process_at, j.seq LIMIT %(free)s FOR NO KEY UPDATE SKIP LOCKED),
 claimed AS (
   UPDATE :"schema".job AS j

@@ -8,7 +8,8 @@ WITH back AS (
                        %(entries)s::jsonb[])
   AS t(job_id, run_id, delay_s, refund, interrupt, crash, loss, fresh, entry)),
 mine AS MATERIALIZED (
-  SELECT j.job_id, j.run_id FROM :"schema".job AS j JOIN back ON back.job_id = j.job_id AND back.run_id = j.run_id
+  SELECT j.job_id, j.run_id, j.supervisor_id, j.attempts, j.started_at
+  FROM :"schema".job AS j JOIN back ON back.job_id = j.job_id AND back.run_id = j.run_id
   WHERE j.cancel_at IS NULL
   ORDER BY j.job_id FOR UPDATE OF j)
 UPDATE :"schema".job AS j
@@ -22,13 +23,15 @@ SET state = CASE WHEN back.delay_s > 0 THEN 0 ELSE 1 END,
     fresh = back.fresh OR (j.fresh AND back.delay_s IS NULL),
     last_run_id = CASE WHEN back.loss = 0 THEN back.run_id ELSE j.last_run_id END,
     history = CASE
-      WHEN back.entry IS NULL THEN j.history
-      WHEN jsonb_typeof(j.history) <> 'array' THEN jsonb_build_array(back.entry)
-      WHEN jsonb_array_length(j.history) < 20 THEN j.history || (jsonb_build_object(
-        'attempt', j.attempts, 'started_at', j.started_at, 'ended_at', now()) || back.entry)
-      ELSE (j.history - 0) || (jsonb_build_object(
-        'attempt', j.attempts, 'started_at', j.started_at, 'ended_at', now()) || back.entry)
+      WHEN told.entry IS NULL THEN j.history
+      WHEN jsonb_typeof(j.history) <> 'array' THEN jsonb_build_array(told.entry)
+      WHEN jsonb_array_length(j.history) < 20 THEN j.history || told.entry
+      ELSE (j.history - 0) || told.entry
     END
 FROM mine JOIN back ON back.job_id = mine.job_id AND back.run_id = mine.run_id
+LEFT JOIN :"schema".supervisor AS s ON s.supervisor_id = mine.supervisor_id
+CROSS JOIN LATERAL (SELECT jsonb_build_object(
+  'attempt', mine.attempts, 'supervisor', s.name, 'host', s.host, 'started_at', mine.started_at, 'ended_at', now())
+  || back.entry) AS told(entry)
 WHERE j.job_id = mine.job_id AND j.run_id = mine.run_id AND j.cancel_at IS NULL
 RETURNING back.run_id

@@ -21,7 +21,8 @@ REVOKE ALL ON SCHEMA :"schema" FROM ganger_enqueuer, ganger_supervisor, ganger_v
 GRANT USAGE ON SCHEMA :"schema" TO ganger_enqueuer, ganger_supervisor, ganger_viewer;
 GRANT SELECT ON :"schema".schema_version TO ganger_enqueuer, ganger_supervisor, ganger_viewer;
 
-GRANT EXECUTE ON FUNCTION :"schema".enqueue, :"schema".look_up TO ganger_enqueuer;
+GRANT EXECUTE ON FUNCTION :"schema".enqueue TO ganger_enqueuer;
+GRANT EXECUTE ON FUNCTION :"schema".look_up TO ganger_enqueuer, ganger_supervisor, ganger_viewer;
 
 GRANT SELECT, UPDATE, DELETE ON :"schema".job TO ganger_supervisor;
 GRANT SELECT, INSERT, UPDATE ON :"schema".archived_job TO ganger_supervisor;

@@ -1,5 +1,5 @@
 -- STATUS of the queues: rows by state, and how long the oldest ready row has been due. Due rows that no supervisor has
--- promoted yet count as ready.
+-- promoted yet count as ready. The pause of all queues is that of the queue without a name.
 WITH jobs AS (
   SELECT queue, process_at, CASE WHEN state = 0 AND process_at <= now() THEN 1 ELSE state END AS state FROM :"schema".job)
 SELECT coalesce(jobs.queue, q.queue),
