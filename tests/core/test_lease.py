@@ -63,6 +63,7 @@ def other(beat: int, *, number: int = 3, vacant: bool = False) -> OtherSuperviso
 
 
 def test_a_supervisor_may_be_swept_after_a_whole_lease_of_the_same_beat() -> None:
+    """Correction 19: by observation, on its own clock."""
     watcher = Watcher()
     assert watcher.look([other(5)], 0.0) == []
     assert watcher.look([other(5)], LENGTH - 0.1) == []
@@ -70,6 +71,7 @@ def test_a_supervisor_may_be_swept_after_a_whole_lease_of_the_same_beat() -> Non
 
 
 def test_the_first_look_says_nothing_however_old_the_beat_is() -> None:
+    """Correction 19: a freshly started sweeper waits a lease."""
     assert Watcher().look([other(5)], 1e9) == []
 
 
@@ -82,13 +84,14 @@ def test_a_new_beat_begins_the_lease_anew() -> None:
 
 
 def test_a_beat_that_goes_backwards_is_a_change() -> None:
-    """A standby was promoted that had not got the last beats."""
+    """Correction 19: a standby was promoted that had not got the last beats."""
     watcher = Watcher()
     watcher.look([other(5)], 0.0)
     assert watcher.look([other(4)], LENGTH) == []
 
 
 def test_after_an_outage_the_patience_begins_anew() -> None:
+    """Correction 19: connected all the while."""
     watcher = Watcher()
     watcher.look([other(5)], 0.0)
     watcher.forget()

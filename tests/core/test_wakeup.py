@@ -38,6 +38,7 @@ def test_after_a_full_claim_there_may_be_more() -> None:
 
 @pytest.mark.parametrize(("next_due", "at"), [(0.3, 100.3), (60.0, 105.0), (-2.0, 100.0)])
 def test_it_wakes_for_the_next_job_that_becomes_due(next_due: float, at: float) -> None:
+    """Correction 26."""
     made = wakeup()
     idle(made, 100.0, next_due=next_due)
     assert made.at == pytest.approx(at)
@@ -68,6 +69,7 @@ def test_an_idle_lane_says_so_and_says_it_again_at_half_time() -> None:
 
 
 def test_it_claims_in_quick_steps_until_every_older_transaction_has_ended() -> None:
+    """Correction 25."""
     made = wakeup()
     made.saying(100.0)
     made.said(100.0, horizon=740)
@@ -99,6 +101,7 @@ def test_quick_steps_are_never_slower_than_the_poll() -> None:
 
 
 def test_the_flag_is_taken_back_after_a_second_without_a_free_slot() -> None:
+    """Correction 25."""
     made = wakeup()
     made.saying(100.0)
     assert not made.busy(101.0, free=False)

@@ -315,6 +315,7 @@ def test_a_duplicate_raises_and_the_transaction_goes_on(plain: Plain, key: str) 
 
 
 def test_a_job_id_is_remembered_by_the_archive_and_a_unique_key_is_not(conn: db.Connection) -> None:
+    """Correction 30."""
     job_id = uuid4()
     enqueue(conn, "t", job_id=job_id, unique_key="k")
     (job,) = claim(conn, register(conn))
@@ -422,6 +423,7 @@ def test_enqueue_many_with_the_same_key_twice(plain: Plain) -> None:
 
 
 def test_many_in_two_orders_never_deadlock(database: str) -> None:
+    """Correction 22."""
     keys = [str(number) for number in range(200)]
 
     def enqueue_in(order: list[str]) -> None:
@@ -495,6 +497,7 @@ def test_notifies_only_a_queue_that_is_said_to_be_idle(way: str, conn: db.Connec
 
 
 def test_an_old_snapshot_always_notifies(plain: Plain, conn: db.Connection, other: db.Connection) -> None:
+    """Correction 25."""
     db.listen(other, S)
     plain.isolation_level = IsolationLevel.REPEATABLE_READ
     enqueue(plain, "t", queue="a")
@@ -503,7 +506,7 @@ def test_an_old_snapshot_always_notifies(plain: Plain, conn: db.Connection, othe
 
 
 def test_the_flag_is_read_after_the_insert(plain: Plain, conn: db.Connection, other: db.Connection) -> None:
-    """The flag is set while the INSERT waits for a lock: the enqueuer sees it and notifies."""
+    """Correction 25: the flag is set while the INSERT waits for a lock: the enqueuer sees it and notifies."""
     db.listen(other, S)
     supervisor_id = register(conn)
     with conn.transaction():
@@ -556,6 +559,7 @@ def test_cancel_what_runs(plain: Plain, conn: db.Connection) -> None:
 
 
 def test_cancel_waits_for_a_claim_and_then_orders(plain: Plain, conn: db.Connection, other: db.Connection) -> None:
+    """Correction 29."""
     job_id = enqueue(conn, "t")
     supervisor_id = register(conn)
     with conn.transaction():

@@ -120,6 +120,7 @@ def test_many_claimers_at_once(connect: Callable[..., db.Connection], conn: db.C
 
 
 def test_outlook_tells_when_the_next_of_our_queues_is_due(conn: db.Connection) -> None:
+    """Correction 26."""
     assert db.outlook(conn, S, ["default"]).next_due is None
     enqueue(conn, "t", process_in=100)
     enqueue(conn, "t", process_in=50, queue="other")
@@ -136,6 +137,7 @@ def test_outlook_tells_when_the_next_of_our_queues_is_due(conn: db.Connection) -
 
 
 def test_the_horizon_waits_for_open_transactions(conn: db.Connection, other: db.Connection) -> None:
+    """Correction 25."""
     supervisor_id = register(conn)
     with other.transaction():
         enqueue(other, "t")  # saw us busy
@@ -147,6 +149,7 @@ def test_the_horizon_waits_for_open_transactions(conn: db.Connection, other: db.
 
 
 def test_a_row_with_only_the_originals_columns_runs(conn: db.Connection) -> None:
+    """Correction 26: the state of a row written by hand is 0, and it is promoted."""
     conn.execute(
         """INSERT INTO proletarian.job (job_id, queue, job_type, payload, attempts, enqueued_at, process_at)
            VALUES (gen_random_uuid(), 'default', ':t', '{"a": 1}', 0, now(), now())"""
@@ -289,6 +292,7 @@ def test_history_keeps_the_last_twenty(conn: db.Connection) -> None:
 
 
 def test_a_retry_or_release_of_a_row_with_a_cancel_order_archives_it(conn: db.Connection) -> None:
+    """Correction 29."""
     enqueue_many(conn, [NewJob("t") for _ in range(4)])
     jobs = claim(conn, register(conn), 4)
     cancel(conn, jobs[0].job_id)
@@ -307,6 +311,7 @@ def test_a_retry_or_release_of_a_row_with_a_cancel_order_archives_it(conn: db.Co
 
 
 def test_what_a_lost_answer_had_stored_is_found(conn: db.Connection) -> None:
+    """Correction 24."""
     enqueue_many(conn, [NewJob("t") for _ in range(5)])
     supervisor_id = register(conn)
     done, back, again, lost, ended = claim(conn, supervisor_id, 5)
@@ -336,7 +341,8 @@ def test_a_job_id_used_twice_by_hand_keeps_its_later_outcome(conn: db.Connection
 def test_batches_lock_in_the_order_of_their_ids(
     conn: db.Connection, other: db.Connection, connect: Callable[..., db.Connection], how: str, backwards: bool
 ) -> None:
-    """So two batches with the same rows never deadlock. Stopped in the middle, a batch holds the lower half."""
+    """Correction 22: so two batches with the same rows never deadlock. Stopped in the middle, a batch holds the lower
+    half."""
     enqueue_many(conn, [NewJob("t") for _ in range(11)])
     jobs = sorted(claim(conn, register(conn), 11), key=lambda job: job.job_id)
     batch = jobs[::-1] if backwards else jobs
@@ -511,7 +517,8 @@ def test_two_sweepers(conn: db.Connection, other: db.Connection) -> None:
 
 
 def test_a_claim_in_flight_leaves_no_orphan(conn: db.Connection, other: db.Connection) -> None:
-    """The dead supervisor's claim commits while the sweeper waits for its row: the sweeper's next statement sees it."""
+    """Correction 21: the dead supervisor's claim commits while the sweeper waits for its row: the sweeper's next
+    statement sees it."""
     job_id = enqueue(conn, "t")
     dead = register(conn)
     swept: list[Any] = []
@@ -578,6 +585,7 @@ def test_sweep_race(connect: Callable[..., db.Connection], conn: db.Connection) 
 
 
 def test_the_janitor_finds_runs_under_nobody(conn: db.Connection) -> None:
+    """Correction 21."""
     ids = enqueue_many(conn, [NewJob("t"), NewJob("t")])
     gone, here = register(conn), register(conn, "two")
     claim(conn, gone)

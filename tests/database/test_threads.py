@@ -285,6 +285,7 @@ def test_waiting_outcomes_go_in_one_batch(own: Running, conn: db.Connection, mon
 
 
 def test_a_bad_row_does_not_poison_its_batch(own: Running, conn: db.Connection) -> None:
+    """Correction 24."""
     supervisor_id = own.register()
     enqueue_many(conn, [NewJob("t") for _ in range(12)])
     jobs = own.claim(supervisor_id, 12).jobs
@@ -334,7 +335,8 @@ def test_a_stale_outcome_is_refused(own: Running, conn: db.Connection) -> None:
 def test_an_outcome_whose_answer_was_lost(
     own: Running, conn: db.Connection, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """The statement commits, the connection dies before the answer: stored once, and told as stored, not refused."""
+    """Correction 24: the statement commits, the connection dies before the answer: stored once, and told as stored,
+    not refused."""
     supervisor_id = own.register()
     enqueue(conn, "t")
     (job,) = own.claim(supervisor_id).jobs
@@ -371,6 +373,7 @@ def losing_the_answer(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_a_deadlock_is_tried_again(own: Running, conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Correction 22."""
     supervisor_id = own.register()
     enqueue(conn, "t")
     (job,) = own.claim(supervisor_id).jobs
@@ -416,7 +419,8 @@ def test_a_claim_that_fails_is_told_and_answered(own: Running, conn: db.Connecti
 
 
 def test_a_claim_whose_answer_was_lost(own: Running, conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows are ours and nobody runs them: the claim is answered as lost, and the next beat shows them."""
+    """Correction 18: the rows are ours and nobody runs them: the claim is answered as lost, and the next beat shows
+    them."""
     supervisor_id = own.register()
     job_id = enqueue(conn, "t")
     monkeypatch.setattr(db, "claim", losing_the_answer(db.claim))

@@ -45,6 +45,7 @@ class Clock:
 
 
 def test_only_a_full_claim_leaves_a_watermark() -> None:
+    """Correction 28."""
     marks = Watermarks(Clock())
     assert marks.before(["a", "b"]) == {}
     marks.after({"a": MARK, "b": None})
@@ -56,6 +57,7 @@ def test_only_a_full_claim_leaves_a_watermark() -> None:
 
 
 def test_every_few_seconds_a_claim_starts_from_the_start() -> None:
+    """Correction 28: in a deep backlog every claim is full."""
     clock = Clock()
     marks = Watermarks(clock)
     from_the_start = []
@@ -299,6 +301,7 @@ def test_found_by_a_claim_that_falls_short(own: Hiding, me: int, hidden: UUID, c
 
 
 def test_found_after_a_notification(own: Hiding, me: int, hidden: UUID, conn: db.Connection) -> None:
+    """Correction 28."""
     own.do(m.SayIdle(("default",), 30.0))
     own.wait(m.IdleSaid)
     before = len(own.told.of(m.Notified))
@@ -315,6 +318,7 @@ def test_found_after_a_promotion(own: Hiding, me: int, conn: db.Connection) -> N
 
 @pytest.mark.parametrize("how", ["release", "retry"])
 def test_found_after_a_stored_return(own: Hiding, me: int, hidden: UUID, how: str) -> None:
+    """Correction 28."""
     (job,) = own.claim(me).jobs
     outcomes: dict[str, m.Outcome] = {
         "release": m.Release(job.job_id, job.run_id, "shutdown"),
