@@ -175,12 +175,10 @@ def _take_turns(
             if not _takes_part(workload, peer, round_, results):
                 continue
             values = _measured(workload, peer, options, results)
-            if values is not None:
-                results.add(workload.name, peer.name, values)
-                _say(f"{workload.name} round {round_ + 1} {peer.name}: {report.line(values)}")
-        values = floor.measure(workload.name)
-        if values is not None:
-            results.add(workload.name, floor.name, values)
+            results.add(workload.name, peer.name, values)
+            _say(f"{workload.name} round {round_ + 1} {peer.name}: {report.line(values)}")
+        if beneath := floor.measure(workload.name):
+            results.add(workload.name, floor.name, beneath)
 
 
 def _takes_part(workload: Workload, peer: Peer, round_: int, results: Results) -> bool:
@@ -194,14 +192,15 @@ def _takes_part(workload: Workload, peer: Peer, round_: int, results: Results) -
     return workload.peer_rounds is None or round_ < workload.peer_rounds
 
 
-def _measured(workload: Workload, peer: Peer, options: argparse.Namespace, results: Results) -> Values | None:
+def _measured(workload: Workload, peer: Peer, options: argparse.Namespace, results: Results) -> Values:
+    """The values of one measurement; none if it broke, so that rounds stay in step."""
     jobs = (workload.quick if options.quick else None) or workload.jobs
     try:
         return workload.measure(peer, min(jobs, peer.jobs.get(workload.name, jobs), options.jobs or jobs))
     except Exception as error:  # whatever a peer raises, the others go on
         _note(results.broken, f"broken: {workload.name} of {peer.name}: {type(error).__name__}: {error}")
         _say(peer.rig.tail())
-        return None
+        return {}
 
 
 def _say(line: str) -> None:

@@ -86,18 +86,20 @@ class Fleet:
                 )
                 for command in commands
             ]  # fmt: skip
-        self._known: dict[int, psutil.Process] = {}
+        self._known = {program.pid: psutil.Process(program.pid) for program in self.programs}
 
     def processes(self) -> list[psutil.Process]:
         """Those that live now. Those that were seen once are known for ever, also when their parents have died."""
         for program in self.programs:
             program.poll()
-        for root in [psutil.Process(p.pid) for p in self.programs if alive(p.pid)] + list(self._known.values()):
-            try:
-                for process in [root, *root.children(recursive=True)]:
-                    self._known.setdefault(process.pid, process)
-            except psutil.Error:
-                continue
+        children: dict[int, list[psutil.Process]] = {}
+        for process in psutil.process_iter(["ppid"]):
+            children.setdefault(process.info["ppid"], []).append(process)
+        found = [pid for pid, process in self._known.items() if process.is_running()]
+        while found:
+            for process in children.pop(found.pop(), ()):
+                self._known[process.pid] = process
+                found.append(process.pid)
         return [process for process in self._known.values() if process.is_running() and alive(process.pid)]
 
     def end(self) -> None:

@@ -25,7 +25,7 @@ LIMIT: Final = 60.0  # seconds within which it is to be back
 
 SIZES: Final = """
 SELECT n_dead_tup, pg_relation_size(relid), pg_indexes_size(relid),
-       pg_total_relation_size('proletarian.archived_job'), (SELECT count(*) FROM proletarian.job)
+       pg_total_relation_size('proletarian.archived_job')
 FROM pg_stat_user_tables WHERE schemaname = 'proletarian' AND relname = 'job'
 """
 
@@ -53,22 +53,27 @@ def _samples(peer: Ganger, seconds: float, say: Callable[[str], None]) -> Iterat
     peer.fill("noop", DEPTH)
     records.await_count(1000, 60)
     begin = last = time.monotonic()
+    waiting = DEPTH - records.count() // 2  # reckoned, not counted: counting would walk over every dead row
     records.clear()
+    held = False
     with ExitStack() as holding:
-        held = False
         while (now := time.monotonic()) - begin < seconds:
-            due = seconds / 3 <= now - begin < seconds * 2 / 3
-            if due != held:
-                _hold(peer, holding) if due else holding.close()
-                held = due
-                say("a transaction is held open" if held else "the transaction has ended")
-            waiting = peer.pending()
-            if waiting < DEPTH:
+            if not held and seconds / 3 <= now - begin < seconds * 2 / 3:
+                _hold(peer, holding)
+                held = True
+                say("a transaction is held open")
+            if held and now - begin >= seconds * 2 / 3:
+                holding.close()
+                held = False
+                say("the transaction has ended")
+            if waiting - records.count() // 2 < DEPTH:
                 peer.fill("noop", DEPTH)
+                waiting += DEPTH
             time.sleep(0.2)
             if time.monotonic() - last >= STEP:
                 now, starts = time.monotonic(), records.count() // 2
                 records.clear()
+                waiting -= starts
                 yield _sample(peer, now - begin, starts / (now - last), held)
                 last = now
 
@@ -82,7 +87,7 @@ def _hold(peer: Ganger, holding: ExitStack) -> None:
 def _sample(peer: Ganger, at: float, rate: float, held: bool) -> Sample:
     row = peer.conn.execute(SIZES).fetchone()
     assert row is not None
-    dead, table, index, archive, _ = row
+    dead, table, index, archive = row
     return Sample(at, rate, dead, table / 1e6, index / 1e6, archive / 1e6, held)
 
 
