@@ -27,10 +27,11 @@ ALTERATIONS = {
     "socket timeout": "socket.setdefaulttimeout(3)",
     "resource limits": "resource.setrlimit(resource.RLIMIT_CPU, (9000, resource.getrlimit(resource.RLIMIT_CPU)[1]))",
     "priority": "os.nice(1)",
+    "exit functions": "atexit.register(print)",
 }
 
 SCRIPT = """
-import ctypes, gc, io, locale, os, resource, signal, socket, sys, tempfile, threading, time
+import atexit, ctypes, gc, io, locale, os, resource, signal, socket, sys, tempfile, threading, time
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # adopt orphans, as a warden does
 from ganger_child.cleanliness import Cleanliness, stop_timers
 

@@ -16,6 +16,7 @@ import json
 import logging
 import resource
 import sys
+import weakref
 from _thread import start_new_thread
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -326,7 +327,8 @@ class Child:
             raise interrupt
 
     def _recover(self) -> None:
-        """Bring out what was printed, and undo what would fail our own next steps."""
+        """Bring out what was printed and logged, and undo what would fail our own next steps."""
+        flush_logs()
         _flush()
         with suppress(Exception):
             if sys.getrecursionlimit() < _LEAST_RECURSION:
@@ -401,6 +403,16 @@ def _flush() -> None:
             stream.flush()
 
 
+def flush_logs() -> None:
+    """Have those handlers of the standard library's logging that hold records back let them go."""
+    library: Any = sys.modules.get("logging.handlers")
+    for known in getattr(logging, "_handlerList", ())[:] if library is not None else ():
+        with suppress(BaseException):  # the user's object
+            handler = known()
+            if isinstance(handler, library.BufferingHandler):
+                handler.flush()
+
+
 def _exit_later(bound: float) -> None:
     sleep(bound)
     _exit(0)
@@ -460,8 +472,23 @@ def _settle(wire: socket, output_fd: int, page_fd: int, parent: int) -> tuple[Ch
     page = Page(page_fd)
     close(page_fd)
     sys.stdout, sys.stderr = _stream(sys.stdout, 1), _stream(sys.stderr, 2)
-    atexit._clear()
+    _begin_exit_anew()
     return channel, page
+
+
+def _begin_exit_anew() -> None:
+    """Forget what the template registered for its exit: a copy would, say, remove the template's temporary folders.
+    What jobs register is done when this process ends (``Child.retire``), the finalizers of two libraries included."""
+    atexit._clear()
+    finalize: Any = weakref.finalize
+    for info in finalize._registry.values():
+        info.atexit = False
+    finalize._registered_with_atexit = True
+    atexit.register(finalize._exitfunc)
+    processes: Any = sys.modules.get("multiprocessing.util")
+    if processes is not None:
+        processes._finalizer_registry.clear()
+        atexit.register(processes._run_finalizers)  # and not its whole exit function, which waits for what a job left
 
 
 def _reseed() -> None:

@@ -12,6 +12,7 @@ What it cannot see (globals of modules, states of libraries) is why a child is r
 from __future__ import annotations
 
 import _locale
+import atexit
 import gc
 import os
 import resource
@@ -74,6 +75,7 @@ class Cleanliness:
             ("resource limits", lambda: [_getrlimit(limit) for limit in _LIMITS]),
             ("priority", lambda: _getpriority(os.PRIO_PROCESS, 0)),
             ("user", os.geteuid),
+            ("exit functions", atexit._ncallbacks),
         )
         self._state = [look() for _, look in self._table]
 

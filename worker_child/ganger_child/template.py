@@ -23,6 +23,7 @@ from traceback import format_exception, print_exc
 from typing import Final, NoReturn
 
 from ganger_child import guard, titles, tree
+from ganger_child.child import flush_logs
 from ganger_child.handlers import load
 from ganger_child.options import Options
 from ganger_child.trust import TrustReader
@@ -158,6 +159,7 @@ def main() -> NoReturn:
     supervisor = guard.move_fd_high(arguments.supervisor)
     trust = TrustReader(arguments.trust)
     lock = None if arguments.lock is None else guard.move_fd_high(arguments.lock)
+    me = getpid()
     try:
         options = Options.from_json(_boot(control).fields)
         titles.prepare(keep_environ=options.keep_environ)
@@ -165,9 +167,12 @@ def main() -> NoReturn:
         loaded = None if options.start_method == "spawn" else load(options)
         _settle()
     except BaseException as error:
-        trace = "".join(format_exception(error))
-        control.send("boot-error", wait=True, error=trace[-32_000:])
+        if getpid() == me:
+            trace = "".join(format_exception(error))
+            control.send("boot-error", wait=True, error=trace[-32_000:])
         _exit(1)
+    if getpid() != me:  # a module that forks is imported twice
+        _exit(0)
     Template(control, lifeline, Inheritance(options, loaded, trust, supervisor, lock)).run()
 
 
@@ -193,6 +198,7 @@ def _settle() -> None:
     """Undo what the import did to this process, and make it cheap and safe to fork."""
     guard.take_no_orders()
     guard.unblock_signals()
+    flush_logs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
