@@ -67,10 +67,14 @@ class Terminal:
         self.press("\x03")
 
     def hang_up(self, limit: float = 30.0) -> int:
-        """Close the terminal, as one closes its window, and wait for the program's end; its exit code."""
+        """Close the terminal and wait for the program's end; its exit code."""
+        self.close_window()
+        return self.process.wait(limit)
+
+    def close_window(self) -> None:
+        """Close the terminal under the program."""
         os.close(self._screen)
         self._screen = -1
-        return self.process.wait(limit)
 
     def leave(self, limit: float = 30.0) -> int:
         """Read on until the program has ended; its exit code."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import psutil
 import pytest
 
 from ganger.core import messages as m
+from ganger_child import tree
 from tests.child.conftest import NO_LIMITS, SLOT, Driver, DriverFactory
 from tests.processes import alive, nothing_left, wait_until
 
@@ -113,6 +116,18 @@ def peak(job):
     block = bytearray(os.urandom(4096) * (job.payload // 4096))
     os._exit(0)
 
+@handlers.job("leave orphans")
+def leave_orphans(job):
+    for number in range(job.payload):
+        if os.fork() == 0:
+            if os.fork() == 0:
+                time.sleep(0.01)
+            os._exit(0)
+        os.wait()
+    print("left them")
+    time.sleep(3)
+    os._exit(7)
+
 @handlers.job("echo")
 def echo(job):
     return job.payload
@@ -159,6 +174,20 @@ def test_leftovers_are_gone_before_the_exit_is_told(make_driver: DriverFactory) 
     assert (ended.exit_code, ended.leftovers) == (0, 2)
 
 
+def test_orphans_of_a_run_that_have_ended_do_not_pile_up_as_zombies(make_driver: DriverFactory) -> None:
+    """D06, https://github.com/dagucloud/dagu/issues/2237: not even while their job goes on, for hours perhaps; and the
+    child's own end is told as it was.
+    """
+    driver = make_driver(HANDLERS)
+    warden = psutil.Process(driver.start()).ppid()
+    job = driver.begin("leave orphans", "100")
+    driver.watch(job)
+    driver.printed("left them")
+    wait_until(lambda: len(psutil.Process(warden).children()) <= 1, 3, lambda: psutil.Process(warden).children())
+    ended = driver.expect(m.ChildExited)
+    assert (ended.exit.exit_code, ended.exit.leftovers) == (7, 0)
+
+
 def test_an_exit_in_the_middle_is_told_as_it_was(make_driver: DriverFactory) -> None:
     driver = make_driver(HANDLERS)
     driver.start()
@@ -168,6 +197,45 @@ def test_an_exit_in_the_middle_is_told_as_it_was(make_driver: DriverFactory) -> 
         assert (ended.exit_code, ended.term_signal, ended.leftovers) == (code, None, 1)
         driver.start_child()
     assert not any(map(alive, hidden(driver)))
+
+
+def test_a_child_that_is_signalled_right_after_its_fork_takes_nobody_along(make_driver: DriverFactory) -> None:
+    """D58, https://github.com/ansible/ansible/pull/87199: SIGTERM comes within a millisecond of the fork, while the
+    child still has what its parent had for signals, 200 times. Each end is told, and warden and template live."""
+    driver = make_driver(HANDLERS)
+    warden = psutil.Process(driver.start()).ppid()
+    driver.do(m.Kill(SLOT, driver.child))
+    driver.expect(m.ChildExited)
+    ended = threading.Event()
+
+    def terminate_children() -> None:
+        done: set[int] = set()
+        while not ended.is_set():
+            for pid in set(tree.children(warden)) - done:
+                done.add(pid)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+
+    sender = threading.Thread(target=terminate_children)
+    sender.start()
+    try:
+        ends = []
+        for number in range(driver.child + 1, driver.child + 201):
+            driver.do(m.StartChild(SLOT, number))
+            driver.turn_until(
+                lambda: any(isinstance(e, m.ChildExited | m.ChildReady) for e in driver.events), 15, "an end"
+            )
+            driver.do(m.Kill(SLOT, number))  # where it came too early to end it, or too late
+            ends.append(driver.expect(m.ChildExited, child=number).exit.term_signal)
+            driver.events.clear()
+    finally:
+        ended.set()
+        sender.join()
+    assert set(ends) <= {signal.SIGTERM, signal.SIGKILL}
+    assert signal.SIGTERM in ends, "no signal came in time"
+    assert alive(warden)
+    assert not driver.saw(m.WardenExited)
+    assert not driver.saw(m.TemplateExited)
 
 
 def test_a_kill_from_outside_is_told_as_signal_9(make_driver: DriverFactory) -> None:

@@ -231,6 +231,8 @@ def test_the_archive_tells_what_a_run_cost_and_where(stage: Stage) -> None:
 
 
 def test_a_poison_job_ends_at_max_crashes_whatever_its_strategy_says_and_others_flow_meanwhile(stage: Stage) -> None:
+    """D61, https://github.com/activepieces/activepieces/issues/15130: a handler kills its process. It runs exactly
+    three times, then it is final with the reason; other jobs flow."""
     handlers(
         stage,
         """

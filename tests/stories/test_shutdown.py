@@ -7,9 +7,11 @@ import time
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 
 from ganger import NewJob, cancel, enqueue_many
+from tests.processes import wait_until
 from tests.stories.stage import Running, Stage
 
 HANDLERS = """
@@ -336,13 +338,18 @@ def test_shutdown_timeout_bounds_the_waiting(stage: Stage, policy: str) -> None:
 
 
 def test_many_slots_are_each_treated_by_their_own_kind(stage: Stage) -> None:
+    """D59, https://github.com/celery/celery/issues/2807: a job in a long sleep is interrupted within 3 s, one that
+    computes completes, and one that is to be terminated is."""
     stage.handlers(HANDLERS)
     supervisor = stage.run("-c", "3")
-    waiting = stage.enqueue("sleep", {})
-    computing = stage.enqueue("compute", {"seconds": 3})
+    waiting = stage.enqueue("sleep", {"seconds": 600})
+    computing = stage.enqueue("compute", {"seconds": 6})
     own = stage.enqueue("compute", {"seconds": 60}, shutdown="terminate", grace=0.5)
     stage.wait_lines("ledger", 3)
-    assert supervisor.stop() == 0
+    supervisor.send(signal.SIGTERM)
+    supervisor.expect("shutting-down")
+    supervisor.expect("job-interrupted", 9, job_id=str(waiting))  # 3 s, threefold
+    assert supervisor.ended() == 0
     assert stage.archived(computing)["status"] == "success"
     for job_id in (waiting, own):
         row = stage.job(job_id)
@@ -531,3 +538,47 @@ def test_a_flood_is_stopped_in_its_middle(stage: Stage) -> None:
         assert done + left == 900
     stage.run("-c", "3", "--until-empty", wait=False).ended(60)
     assert sorted(map(int, stage.lines("ledger"))) == list(range(900))
+
+
+def test_what_a_claim_brings_after_sigterm_goes_back(stage: Stage) -> None:
+    """D56, https://github.com/collectiveidea/delayed_job/issues/812: SIGTERM comes while a claim is under way, which
+    the database holds up for a second. Its rows go back without an attempt and are never started."""
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "4")
+    claiming = """SELECT count(*) FROM pg_stat_activity
+                  WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE %s"""
+    with psycopg.connect(stage.conninfo) as conn:
+        conn.execute("LOCK TABLE proletarian.job IN EXCLUSIVE MODE")
+        enqueue_many(conn, [NewJob("compute", {"seconds": 0})] * 4)
+        wait_until(lambda: stage.rows(claiming, "%claim_id%") == [(1,)], 10, supervisor.story)
+        supervisor.send(signal.SIGTERM)
+        supervisor.expect("shutting-down")
+        time.sleep(1.0)  # the delay itself
+    assert supervisor.ended() == 0
+    assert stage.lines("ledger") == []
+    assert not supervisor.named("handling-job")
+    assert len(supervisor.named("job-released")) == 4
+    assert stage.rows("SELECT state, attempts, supervisor_id FROM proletarian.job") == [(1, 0, None)] * 4
+
+
+def test_after_its_exit_no_row_is_held(stage: Stage) -> None:
+    """D57, https://github.com/janbjorge/pgqueuer/issues/630: four jobs run and four are claimed and not started (their
+    children are stopped). After SIGTERM no row is held, and a second supervisor takes all of them at once."""
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "8", "--grace", "3")
+    wait_until(lambda: len(supervisor.processes("child")) == 8, 15, supervisor.story)
+    ids = [stage.enqueue("sleep", {"seconds": 600}) for _ in range(4)]
+    stage.wait_lines("ledger", 4)
+    idle = [child for child in supervisor.processes("child") if "sleep" not in " ".join(child.cmdline())]
+    assert len(idle) == 4
+    for child in idle:
+        child.suspend()
+    ids += [stage.enqueue("sleep", {"seconds": 600}) for _ in range(4)]
+    supervisor.expect("handling-job", count=8)
+    assert supervisor.stop(limit=3 * 5) == 0
+    rows = "SELECT state, attempts, supervisor_id FROM proletarian.job"
+    assert stage.rows(rows) == [(1, 0, None)] * 8
+    assert len(stage.lines("ledger")) == 4
+    second = stage.run("-c", "8")
+    second.expect("handling-job", 3, count=8)
+    assert second.stop() == 0

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from uuid import UUID
 
 import psutil
@@ -51,7 +52,7 @@ HANDLERS = """
 
     @handlers.job("ask")
     def ask(job):
-        return input("your name? ")
+        eval(job.payload)
 """
 
 
@@ -83,6 +84,7 @@ def test_one_signal_stops_as_configured(stage: Stage, number: int) -> None:
 
 
 def test_a_repeated_sigterm_changes_nothing(stage: Stage) -> None:
+    """D51, https://github.com/cockroachdb/cockroach/issues/48070: SIGTERM twice, a second apart, is still graceful."""
     supervisor = started(stage, "compute", {"seconds": 2.5})
     supervisor.send(signal.SIGTERM)
     after(supervisor, "shutting-down", 1.0)
@@ -102,6 +104,18 @@ def test_a_second_ctrl_c_terminates(stage: Stage) -> None:
     supervisor.order("shutting-down", "ladder-step", "job-interrupted", "completed-shutdown")
     assert supervisor.named("ladder-step")[0]["step"] == "interrupt"
     assert stage.rows("SELECT state, attempts, interrupts FROM proletarian.job") == [(1, 0, 1)]
+
+
+def test_sigint_twice_a_second_apart_is_hard_and_bounded(stage: Stage) -> None:
+    """D51, https://github.com/cockroachdb/cockroach/issues/48070: the second SIGINT terminates; the exit comes within
+    5 s after the bound of the kill, and nothing is left."""
+    supervisor = started(stage, "compute-in-c", None, "--grace", "1")
+    supervisor.send(signal.SIGINT)
+    after(supervisor, "shutting-down", 1.0)
+    supervisor.send(signal.SIGINT)
+    assert supervisor.ended(limit=3 * (1 + 0.5 + 5)) == 0
+    nothing_left(supervisor.cookie, limit=1)
+    assert [event["step"] for event in supervisor.named("ladder-step")][-1] == "kill"
 
 
 def test_a_third_ctrl_c_does_not_wait_for_the_grace(stage: Stage) -> None:
@@ -210,7 +224,8 @@ def test_sigterm_to_every_process_between_jobs(stage: Stage) -> None:
 
 
 def test_a_supervisor_whose_starter_ignores_sigchld(stage: Stage) -> None:
-    """Then the kernel reaps by itself, unless somebody says otherwise."""
+    """D82, https://github.com/rq/rq/issues/1966: ``trap "" CHLD; exec …``. Then the kernel reaps by itself, unless
+    somebody says otherwise. Signals and exit codes are right, and those that a handler asks for too."""
     prefix = ("sh", "-c", 'trap "" CHLD; exec "$@"', "sh")
     stage.handlers("""
         handlers = Handlers()
@@ -374,19 +389,63 @@ def test_ctrl_c_twice_in_a_terminal(stage: Stage) -> None:
 
 
 def test_a_terminal_that_is_closed_is_a_hangup(stage: Stage) -> None:
-    with in_terminal(stage) as terminal:
-        job_id, everybody = running_in(stage, terminal, "compute", {"seconds": 2})
-        assert terminal.hang_up() == 0
+    """D52, https://github.com/benoitc/gunicorn/issues/594, and D53, https://github.com/celery/celery/issues/68: the
+    terminal under it is closed, and every write fails with EIO. It stops gracefully: both running jobs end once and are
+    stored; and it does not spin meanwhile."""
+    with in_terminal(stage, "-c", "2") as terminal:
+        running_in(stage, terminal, "compute", {"seconds": 3})
+        stage.enqueue("compute", {"seconds": 3})
+        stage.wait_lines("ledger", 2)
+        supervisor = psutil.Process(terminal.process.pid)
+        everybody = [supervisor.pid, *(process.pid for process in tree(supervisor.pid))]
+        before = sum(supervisor.cpu_times()[:2])
+        spent = 0.0
+        terminal.close_window()
+        while terminal.process.poll() is None:
+            with suppress(psutil.Error):
+                spent = max(spent, sum(supervisor.cpu_times()[:2]) - before)
+            time.sleep(0.02)
+        assert terminal.process.returncode == 0
         nothing_left(everybody)
-    assert stage.archived(job_id)["status"] == "success"
+    print(f"{spent:.2f} s of CPU while it was draining")
+    assert spent < 1.0
+    assert stage.lines("ledger") == ["begin"] * 2 + ["end"] * 2
+    rows = stage.rows("SELECT status, attempts FROM proletarian.archived_job")
+    assert rows == [("success", 1)] * 2
     assert stage.rows("SELECT count(*) FROM proletarian.supervisor") == [(0,)]
 
 
+ASKING = {
+    "input": "input('your name? ')",
+    "read": "sys.stdin.readline() or (_ for _ in ()).throw(EOFError())",
+    "terminal": "open('/dev/tty').readline()",
+    "getpass": "__import__('getpass').getpass()",
+    "breakpoint": "breakpoint()",
+    "program": "subprocess.run(['sh', '-c', 'read name || exit 9'], check=True)",
+}
+ANSWERS = {"terminal": "OSError", "breakpoint": "bdb.BdbQuit", "program": "subprocess.CalledProcessError"}
+
+
 def test_a_handler_has_nobody_to_ask(stage: Stage) -> None:
+    """D54, https://github.com/anomalyco/sst/pull/6497: in a terminal, a handler asks for input in every way there is.
+    Each time it is an error at once (which the debugger calls BdbQuit), and nothing is ever stopped."""
     with in_terminal(stage) as terminal:
         terminal.expect(said("supervisor-started"))
-        row = stage.archived(stage.enqueue("ask"))
-        assert (row["status"], row["error"]["type"]) == ("failure", "EOFError")
+        seen: set[str] = set()
+
+        def archived(job_id: UUID) -> bool:
+            for process in tree(terminal.process.pid):
+                with suppress(psutil.Error):
+                    seen.add(process.status())
+            return bool(stage.rows("SELECT 1 FROM proletarian.archived_job WHERE job_id = %s", job_id))
+
+        for name, how in ASKING.items():
+            job_id = stage.enqueue("ask", how)
+            terminal.read_until(partial(archived, job_id), 10)
+            row = stage.archived(job_id)
+            assert (row["status"], row["error"]["type"]) == ("failure", ANSWERS.get(name, "EOFError")), row["error"]
+            assert row["wall_s"] < 3
+        assert not seen & {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
         terminal.ctrl_c()
         assert terminal.leave() == 0
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -225,6 +225,28 @@ def test_jobs_run_where_nobody_takes_what_is_said(stage: Stage, how: str) -> Non
     nowhere = "postgresql://nobody@127.0.0.1:1/nothing"
     supervisor = stage.run("--database-wait", "0", prefix=DEAF[how], conninfo=nowhere, wait=False)
     assert supervisor.ended(limit=30) == 69
+
+
+def test_a_hangup_while_every_write_fails_lets_running_jobs_finish(stage: Stage) -> None:
+    """D53, https://github.com/celery/celery/issues/68: SIGHUP while stdout and stderr answer EPIPE. Two running jobs
+    end once and are stored; it does not spin meanwhile."""
+    stage.handlers(HANDLERS)
+    supervisor = stage.run("-c", "2", prefix=DEAF["a broken pipe"], wait=False)
+    ids = [stage.enqueue("compute") for _ in range(2)]
+    wait_until(lambda: stage.rows("SELECT count(*) FROM proletarian.job WHERE state = 2") == [(2,)], 60, "not claimed")
+    assert supervisor.cookie
+    process = psutil.Process(supervisor.pid)
+    before = sum(process.cpu_times()[:2])
+    spent = 0.0
+    supervisor.send(signal.SIGHUP)
+    while supervisor.process.poll() is None:
+        with suppress(psutil.Error):
+            spent = max(spent, sum(process.cpu_times()[:2]) - before)
+        time.sleep(0.02)
+    assert supervisor.ended() == 0
+    print(f"{spent:.2f} s of CPU while it was draining")
+    assert spent < 1.0
+    assert [(row["status"], row["attempts"]) for row in map(stage.archived, ids)] == [("success", 1)] * 2
 
 
 def test_a_signal_is_heard_by_a_supervisor_with_many_descriptors_that_waits_for_its_database(stage: Stage) -> None:
