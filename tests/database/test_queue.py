@@ -162,6 +162,7 @@ def test_a_row_with_only_the_originals_columns_runs(conn: db.Connection) -> None
 
 
 def test_all_that_is_due_is_promoted_and_nothing_else(conn: db.Connection) -> None:
+    """Correction 27: promotion goes on until fewer came than it may take at once."""
     conn.execute(
         """INSERT INTO proletarian.job (job_type, priority, process_at)
            SELECT 't', n % 7 - 3, now() + CASE WHEN n % 2 = 0 THEN '-1 s' ELSE '1 h' END::interval
@@ -175,6 +176,7 @@ def test_all_that_is_due_is_promoted_and_nothing_else(conn: db.Connection) -> No
 
 
 def test_an_urgent_row_is_not_behind_100000_due_ones(conn: db.Connection) -> None:
+    """Correction 27: the most urgent are promoted first, however many are due."""
     conn.execute("ALTER TABLE proletarian.job SET (autovacuum_enabled = off)")
     conn.execute("SET statement_timeout = 0")
     conn.execute(
@@ -191,6 +193,7 @@ def test_an_urgent_row_is_not_behind_100000_due_ones(conn: db.Connection) -> Non
 
 
 def test_one_promotes_at_a_time(conn: db.Connection, other: db.Connection) -> None:
+    """Correction 27: promotion is one supervisor's at a time, and nobody waits for it."""
     conn.execute("INSERT INTO proletarian.job (job_type) VALUES ('t')")
     with conn.transaction():
         assert db.promote(conn, S)
@@ -365,7 +368,8 @@ def test_batches_lock_in_the_order_of_their_ids(
 
 
 def test_plans_made_on_an_empty_table_serve_a_full_one(conn: db.Connection) -> None:
-    """Five finishes make psycopg prepare and PostgreSQL settle on a generic plan; then come 300,000 rows."""
+    """Correction 23: five finishes make psycopg prepare and PostgreSQL settle on a generic plan; then come 300,000
+    rows."""
     supervisor_id = register(conn)
     conn.execute("ALTER TABLE proletarian.job SET (autovacuum_enabled = off)")  # it would analyze, and replan
     conn.execute("ALTER TABLE proletarian.archived_job SET (autovacuum_enabled = off)")
@@ -394,7 +398,7 @@ def test_plans_made_on_an_empty_table_serve_a_full_one(conn: db.Connection) -> N
 
 
 def test_sessions_read_the_job_table_by_index_only(conn: db.Connection) -> None:
-    """Once more without a clock: no statement of ours has scanned the table from end to end."""
+    """Correction 23, once more without a clock: no statement of ours has scanned the table from end to end."""
     supervisor_id = register(conn)
     enqueue_many(conn, [NewJob("t") for _ in range(20)])
     jobs = claim(conn, supervisor_id, 20)

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from ganger import database as db
-from ganger.client import enqueue
+from ganger.client import NewJob, enqueue, enqueue_many
 from ganger.core import messages as m
 from ganger.database import Watermark
 from ganger.database_threads import RESCAN, DatabaseThreads, Watermarks
@@ -98,10 +98,17 @@ def test_what_is_forgotten_during_a_claim_stays_forgotten() -> None:
 # The claim
 
 
-def marked(conn: db.Connection, supervisor_id: int, free: int, start: Watermark | None = None) -> tuple[Any, Any]:
+def claimed(conn: db.Connection, supervisor_id: int, free: int, start: Watermark | None = None) -> tuple[Any, Any]:
+    """Claim from a watermark on: the jobs, and the next watermark."""
     order = m.Claim(uuid4(), supervisor_id, (m.Lane(("default",), free),))
     jobs, _, _, marks = db.claim(conn, S, order, {} if start is None else {"default": start})
-    return [job.job_id for job in jobs], marks["default"]
+    return jobs, marks["default"]
+
+
+def marked(conn: db.Connection, supervisor_id: int, free: int, start: Watermark | None = None) -> tuple[Any, Any]:
+    """The same, of the jobs the ids."""
+    jobs, mark = claimed(conn, supervisor_id, free, start)
+    return [job.job_id for job in jobs], mark
 
 
 def test_a_full_claim_tells_how_far_it_got(conn: db.Connection) -> None:
@@ -226,6 +233,7 @@ def pages(conn: db.Connection, supervisor_id: int, free: int, start: Watermark) 
 def test_a_claim_does_not_walk_over_dead_entries(
     conn: db.Connection, connect: Callable[..., db.Connection], plan: str
 ) -> None:
+    """D68, https://github.com/que-rb/que/pull/131: an old transaction is open, so that vacuum removes nothing."""
     supervisor_id = register(conn)
     old = connect(statement_timeout=0)
     with old.transaction():
@@ -240,6 +248,34 @@ def test_a_claim_does_not_walk_over_dead_entries(
         whole = pages(conn, supervisor_id, 8, Watermark(32767, "-infinity"))
         short = pages(conn, supervisor_id, 8, mark)
         assert short * 3 < whole, (short, whole)
+
+
+@pytest.mark.slow
+def test_claims_do_not_slow_down_while_an_old_transaction_is_open(
+    conn: db.Connection, connect: Callable[..., db.Connection]
+) -> None:
+    """D68, https://github.com/que-rb/que/pull/131: 20,000 jobs are claimed and finished under a held snapshot. What a
+    claim reads in the end is what it read in the beginning, a few pages, and not what has passed."""
+    supervisor_id = register(conn)
+    conn.execute("SET statement_timeout = 0")
+    read: list[int] = []
+    old = connect(statement_timeout=0)
+    with old.transaction():
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT count(*) FROM proletarian.job")
+        mark: Watermark | None = None
+        for _ in range(20):
+            enqueue_many(conn, [NewJob("t") for _ in range(1_000)])
+            for _ in range(4):
+                jobs, mark = claimed(conn, supervisor_id, 200, mark)
+                db.finish(conn, S, [m.Archive(job.job_id, job.run_id, "success", None, {}) for job in jobs])
+            assert mark is not None
+            read.append(pages(conn, supervisor_id, 8, mark))
+            jobs, mark = claimed(conn, supervisor_id, 200, mark)
+            db.finish(conn, S, [m.Archive(job.job_id, job.run_id, "success", None, {}) for job in jobs])
+    assert db.counts(conn).archived == 20_000
+    print(read)
+    assert max(read) <= 2 * min(read) + 20, read
 
 
 # ---------------------------------------------------------------------------------------------------------------------

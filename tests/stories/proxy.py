@@ -50,6 +50,7 @@ class Proxy:
         self._open = True
         self._closing = False
         self.lost = threading.Event()  # an answer was lost
+        self.accepted = 0  # connections that clients have tried to make
         self._thread = threading.Thread(target=self._run, name="proxy")
 
     # ---- what it is told ---------------------------------------------------------------------------------------------
@@ -126,6 +127,7 @@ class Proxy:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
+        self.accepted += 1
         if not self._open:
             client.close()
             return

@@ -124,9 +124,16 @@ def one_outage(supervisor: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "seconds"), [(signal.SIGINT, 10.0), (signal.SIGQUIT, 3.0)], ids=["fast, 10 s", "immediate, 3 s"]
+    ("mode", "seconds"),
+    [
+        pytest.param(signal.SIGINT, 10.0, id="fast, 10 s"),
+        pytest.param(signal.SIGQUIT, 3.0, id="immediate, 3 s"),
+        pytest.param(signal.SIGINT, 60.0, id="fast, 60 s", marks=pytest.mark.slow),
+    ],
 )
 def test_jobs_run_on_while_the_server_is_away(server: LocalPostgres, own: Stage, mode: int, seconds: float) -> None:
+    """D63, https://github.com/graphile/worker/issues/185: however long the outage, what ended meanwhile is stored after
+    it, polling goes on within 10 s, and nobody has to restart anything."""
     supervisor = own.run("-c", "4")
     ends_meanwhile, ends_later = own.enqueue("gate", "meanwhile"), own.enqueue("gate", "later")
     too_long = own.enqueue("stuck", timeout=3, grace=0)
@@ -212,7 +219,8 @@ def runs_under(supervisor: Running, job_id: UUID) -> bool:
 
 
 def test_a_server_that_is_read_only_for_a_while_is_an_outage(server: LocalPostgres, own: Stage) -> None:
-    """As after a failover, when the address leads to a standby that is promoted a little later."""
+    """D64, https://github.com/jobrunr/jobrunr/issues/1264: a job that ends while the database takes no writes is stored
+    afterwards. As after a failover, when the address leads to a standby that is promoted a little later."""
     supervisor = own.run("-c", "2")
     job_id = own.enqueue("gate", "x")
     own.wait_lines("began")
@@ -390,6 +398,7 @@ def test_cancel_orders_reach_jobs_whose_supervisor_is_cut_off(told: Stage, proxy
 
 
 def test_a_connection_that_falls_silent_is_noticed_and_delays_no_kill(told: Stage, proxy: Proxy) -> None:
+    """What is sent is taken and never answered. That is noticed within 15 s, and limits hold meanwhile."""
     supervisor = told.run("-c", "3", conninfo=proxy.conninfo)
     stuck, done = told.enqueue("stuck", timeout=4, grace=0), told.enqueue("gate", "x")
     told.wait_lines("began", 2)
@@ -408,3 +417,38 @@ def test_a_connection_that_falls_silent_is_noticed_and_delays_no_kill(told: Stag
     one_outage(supervisor)
     assert noticed < 15 * 1.5, f"noticed after {noticed:.0f} s"
     assert supervisor.stop() == 0
+
+
+TICKS = """
+    handlers = Handlers()
+    @handlers.job("tick")
+    def tick(job):
+        while True:
+            with open(FOLDER / "ticks", "a") as file: file.write(f"{job.attempt} {time.monotonic()}\n")
+            time.sleep(0.01)
+"""
+
+
+def test_a_silent_connection_ends_its_runs_before_another_supervisor_may_take_them(told: Stage, proxy: Proxy) -> None:
+    """The lease rule holds where a supervisor cannot even know yet that its connection is dead."""
+    told.handlers(TICKS)
+    cut_off = told.run("-c", "1", "--lease", "6", "--shutdown", "terminate", conninfo=proxy.conninfo)
+    job_id = told.enqueue("tick")
+    told.wait_lines("ticks")
+    other = told.run("-c", "1", "--lease", "6", "--shutdown", "terminate")
+    proxy.fall_silent()
+    cut_off.expect("lease-lost", 4.5 + 1.0 * 3)
+    other.expect("job-lost", 6.0 + 6.0 * 3, job_id=str(job_id))
+
+    def ticks(attempt: int) -> list[float]:
+        return [float(line.split()[1]) for line in told.lines("ticks") if line.startswith(f"{attempt} ")]
+
+    wait_until(lambda: ticks(2), 15, other.story)
+    assert ticks(1)[-1] < ticks(2)[0], "two runs of one job at a time"
+    cancel(told.conn, job_id)
+    assert told.archived(job_id)["status"] == "cancelled"
+    proxy.mend()
+    cut_off.expect("supervisor-started", 30, count=2)
+    last = len(told.lines("ticks"))
+    assert cut_off.stop() == other.stop() == 0
+    assert len(told.lines("ticks")) == last
