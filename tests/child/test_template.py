@@ -139,6 +139,19 @@ for module, names in {
     assert driver.expect(m.ChildExited, child=driver.child).exit.term_signal == signal.SIGKILL
 
 
+def test_a_module_that_forks_while_it_is_imported_is_one_template(make_driver: DriverFactory) -> None:
+    driver = make_driver(HANDLERS + "\nos.fork()\nos.fork() or os.write(1, b'twice\\n') and sys.exit('a copy')\n")
+    driver.start_template()
+    driver.turn(0.5)
+    assert not driver.saw(m.TemplateReady)
+    assert not driver.saw(m.TemplateFailed)
+    warden = driver.start_warden()
+    driver.start_child()
+    assert psutil.Process(psutil.Process(warden).ppid()).children() == [psutil.Process(warden)]
+    driver.begin("echo", "1")
+    assert driver.expect(m.JobReturned).result == b"1"
+
+
 def test_a_fork_hook_that_starts_threads_in_every_process_harms_nobody(make_driver: DriverFactory) -> None:
     """Correction 10: with such a hook of the module, warden and child have threads of the user's from the first."""
     hook = """

@@ -125,7 +125,7 @@ def leave_orphans(job):
             os._exit(0)
         os.wait()
     print("left them")
-    time.sleep(3)
+    time.sleep(4)
     os._exit(7)
 
 @handlers.job("echo")

@@ -37,7 +37,10 @@ _REPEAT_AFTER: Final = 0.01  # seconds from a lost interrupt to the next: time t
 
 _SIGNALS: Final = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 
+_HELD: Final = (signal.SIGTERM, signal.SIGINT)
+
 _signal = signal.signal
+_sigmask = signal.pthread_sigmask
 _getsignal = sys.modules["_signal"].getsignal  # the one in ``signal`` makes enumerations: 300 microseconds for all
 _setitimer = signal.setitimer
 _pthread_kill = signal.pthread_kill
@@ -214,12 +217,13 @@ class Signals:
         self.signalled = False  # a child that was signalled at all is never used again
         self._inherited_hook: Callable[[UnraisableHookArgs], Any] = sys.unraisablehook
         self._handlers: list[Any] = []
+        self._masks: dict[int, Any] = {}  # of threads that are forking, by ident
 
     def install(self) -> None:
         """Install the handlers: before any user code of the child, which may put others in their place."""
         _signal(signal.SIGTERM, self._on_term)
         _signal(signal.SIGINT, self._on_nothing)
-        register_at_fork(after_in_child=self._let_go)
+        register_at_fork(before=self._hold, after_in_parent=self._go_on, after_in_child=self._let_go)
         self._inherited_hook = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
 
@@ -228,8 +232,17 @@ class Signals:
         _signal(SIGNAL, self._on_order)
         self._handlers = [_getsignal(number) for number in _SIGNALS]
 
+    def _hold(self) -> None:
+        """Before user code forks: a SIGTERM for a copy that still has our handlers would be lost in it."""
+        self._masks[get_ident()] = _sigmask(signal.SIG_BLOCK, _HELD)
+
+    def _go_on(self) -> None:
+        mask = self._masks.pop(get_ident(), None)
+        if mask is not None:
+            _sigmask(signal.SIG_SETMASK, mask)
+
     def _let_go(self) -> None:
-        """In a process that user code has forked, signals mean what they mean anywhere: ``terminate()`` ends it."""
+        """In the copy signals mean what they mean anywhere: ``terminate()`` ends it."""
         for number, ours, usual in (
             (signal.SIGTERM, self._on_term, signal.SIG_DFL),
             (signal.SIGINT, self._on_nothing, signal.default_int_handler),
@@ -237,6 +250,7 @@ class Signals:
         ):
             if _getsignal(number) == ours:
                 _signal(number, usual)
+        self._go_on()
 
     def restore(self) -> bool:
         """Put back the handlers that a job replaced, which would run in our own code; returns whether it did."""

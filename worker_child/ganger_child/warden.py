@@ -452,6 +452,7 @@ class Warden:
             child.watch = None
             self._show_idle()
             return
+        self._reap()  # orphans of the run that have ended: a job of hours could leave as many as there are pids
         if now >= watch.next_sample:
             watch.next_sample = now + tree.WINDOW
             self._sample(child, watch)
