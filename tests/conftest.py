@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -152,3 +152,26 @@ def _database(postgres: str, template: str) -> Iterator[str]:
     finally:
         with psycopg.connect(postgres, autocommit=True) as conn:
             conn.execute(drop)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The command
+
+Ganger = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ganger(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ganger:
+    """Call the command in this process, in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        from ganger import cli
+
+        try:
+            code = cli.main(arguments)
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 1
+        return code, *capsys.readouterr()
+
+    return call

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -22,23 +22,7 @@ from ganger.commands.run import GROUPS
 from ganger.config import OPTIONS, ConfigError
 from ganger.locate import named
 from ganger.sql import newest_version
-
-Ganger = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def ganger(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ganger:
-    """Call the command in this process, in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        try:
-            code = cli.main(arguments)
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 1
-        return code, *capsys.readouterr()
-
-    return call
+from tests.conftest import Ganger
 
 
 def in_a_process(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -56,7 +40,11 @@ def test_every_setting_is_an_option_of_run_in_one_group() -> None:
     assert sorted([*grouped, "target"]) == sorted(OPTIONS)
 
 
-COMMANDS = [(), ("run",), ("enqueue",), ("install",), ("reset",), ("status",), ("check",), ("db",), ("db", "reset")]
+COMMANDS = [
+    (), ("run",), ("enqueue",), ("install",), ("reset",), ("status",), ("check",), ("db",), ("db", "reset"), ("jobs",),
+    ("jobs", "list"), ("jobs", "show"), ("jobs", "cancel"), ("jobs", "kill"), ("jobs", "retry"), ("pause",),
+    ("resume",), ("prune",),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -102,6 +90,17 @@ WRONG_USAGE: list[tuple[tuple[str, ...], str]] = [
     (("enqueue", "x", "--process-in", "1", "--process-at", "2030-01-01"), "not allowed with"),
     (("enqueue", "x", "--job-id", "7"), "--job-id is '7'"),
     (("enqueue", "x", "--memory", "much"), "--memory is 'much'"),
+    (("jobs",), "COMMAND"),
+    (("jobs", "list", "--state", "ready,bogus"), "--state is 'ready,bogus': give some of scheduled, ready"),
+    (("jobs", "list", "--since", "yesterday"), "--since is 'yesterday'"),
+    (("jobs", "list", "--limit", "0"), "--limit is '0'"),
+    (("jobs", "cancel"), "cancel needs ids, or filters"),
+    (("jobs", "kill", "9d3f01c2", "--queue", "q"), "not ids and filters both"),
+    (("jobs", "retry", "--state", "running"), "give some of success, failure, cancelled"),
+    (("pause", ""), "QUEUE is empty"),
+    (("prune",), "--older-than"),
+    (("prune", "--older-than", "old"), "--older-than is 'old'"),
+    (("prune", "--older-than", "1d", "--state", "ready"), "--state is 'ready'"),
 ]
 
 

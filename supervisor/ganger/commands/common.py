@@ -9,8 +9,8 @@ import argparse
 import os
 import select
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import Field
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
@@ -18,6 +18,7 @@ from ganger import config
 from ganger.config import OPTIONS, ConfigError
 
 if TYPE_CHECKING:
+    from ganger.database import Connection
     from ganger.locate import Place
 
 OK, FAILED, USAGE, UNAVAILABLE, MISCONFIGURED = 0, 1, 2, 69, 78
@@ -228,3 +229,72 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> 
         ).rstrip()
         for row in cells
     )
+
+
+def clock(text: object) -> str:
+    """An ISO 8601 time as people read it, in UTC: to the second, with the day."""
+    from datetime import UTC, datetime
+
+    try:
+        return f"{datetime.fromisoformat(str(text)).astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+    except (ValueError, OverflowError):  # infinity, or a year that Python does not know
+        return str(text)
+
+
+def since(text: str | None) -> str:
+    """How long ago an ISO 8601 time is."""
+    from datetime import UTC, datetime
+
+    try:
+        return "" if text is None else age((datetime.now(UTC) - datetime.fromisoformat(text)).total_seconds())
+    except (ValueError, OverflowError):
+        return str(text)
+
+
+def size(number: float | None) -> str:
+    """Bytes as people read them: 512K, 3.4M, 2.0G."""
+    if number is None:
+        return ""
+    for unit, length in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if number >= length:
+            return f"{number / length:.1f}{unit}" if number < 10 * length else f"{number / length:.0f}{unit}"
+    return f"{number:.0f}"
+
+
+def lasting(seconds: float | None) -> str:
+    """A duration as people read it, exact where it is short: 0.02s, 4.1s, 73s, 12m, 3.5h."""
+    if seconds is None:
+        return ""
+    if seconds < 10:
+        return f"{seconds:.2f}s" if seconds < 1 else f"{seconds:.1f}s"
+    return age(seconds)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Orders
+
+
+def add_yes(to: argparse._ActionsContainer) -> None:
+    to.add_argument("--yes", action="store_true", help="do it without asking")
+
+
+def confirm(question: str, options: argparse.Namespace) -> None:
+    """Ask on the terminal, unless --yes was said. Raises Failure where nobody can be asked, or the answer is no."""
+    if options.yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise Failure(USAGE, f"{question} Say --yes if that is meant.")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Failure(FAILED, "nothing was done.")
+
+
+@contextmanager
+def database_of(options: argparse.Namespace) -> Iterator[tuple[Connection, str]]:
+    """A connection to the database of a command, whose tables fit, and the name of the schema."""
+    from ganger import database
+
+    settings = settings_of(options, DATABASE)
+    with database.connect(locate(settings).conninfo) as conn:
+        database.check_schema(conn, schema_of(settings))
+        yield conn, schema_of(settings)

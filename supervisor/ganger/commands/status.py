@@ -47,7 +47,7 @@ def status(options: argparse.Namespace) -> int:
 def _status_text(seen: Status) -> str:
     queues = [
         (
-            one.queue + (" (paused)" if one.paused else ""),
+            (one.queue or "all queues") + (" (paused)" if one.paused else ""),
             one.ready,
             one.scheduled,
             one.running,
