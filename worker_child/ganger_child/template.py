@@ -15,7 +15,6 @@ import gc
 import sys
 import threading
 from dataclasses import dataclass
-from io import TextIOWrapper
 from os import WNOHANG, _exit, close, fork, getpid, listdir, pidfd_open, waitpid, waitstatus_to_exitcode
 from select import POLLIN, poll
 from signal import SIGCONT
