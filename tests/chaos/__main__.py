@@ -29,6 +29,7 @@ from tests.chaos import clock, hosts, ledger, report
 from tests.chaos.application import Application
 from tests.chaos.faults import Stream, World
 from tests.chaos.hosts import Host, Namespaced
+from tests.chaos.processes import title
 from tests.chaos.servers import PAUSE, Cluster, Pauses
 
 PACE: Final = 1.0  # seconds between two faults, on the average
@@ -86,7 +87,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="which faults and jobs (default: a random one, which is printed)")
     parser.add_argument("--supervisors", type=int, default=2, help="how many, on as many hosts (default 2)")
     parser.add_argument("--lease", type=float, default=6.0, help="their lease in seconds (default 6)")
-    parser.add_argument("--slots", type=int, default=6, help="slots of each (default 6)")
+    parser.add_argument("--slots", type=int, default=8, help="slots of each (default 8)")
     parser.add_argument("--only", default="", help="only faults whose name has this in it, as in --only failover")
     parser.add_argument("--keep", action="store_true", help="keep the folder with ledger and logs in any case")
     options = parser.parse_args()
@@ -131,7 +132,7 @@ class Chaos:
             rng = random.Random(self.seed)
             self.world = World(cluster, places, self.record, rng, self.options.lease, library is not None)
             self._tell_what_cannot_be(library)
-            application = Application(cluster.conninfo, self.seed)
+            application = Application(cluster.conninfo, self.seed, len(places))
             for host in places:
                 host.start()
             application.start()
@@ -219,7 +220,7 @@ class Chaos:
                         f"told to stop, a supervisor of {host.name} ended with {supervisor.code}: {supervisor.log}"
                     )
             if not _within(LEAVE_LIMIT, partial(_nobody, host)):
-                left = [f"{pid} {hosts.title(pid)}" for pid in host.processes()]
+                left = [f"{pid} {title(pid)}" for pid in host.processes()]
                 self.violations.append(f"processes are left on {host.name}: {left}")
 
     def _read_archive(self) -> None:

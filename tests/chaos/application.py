@@ -22,6 +22,7 @@ from ganger import NewJob, cancel, enqueue_many
 from tests.chaos.ledger import Enqueued, Fate
 
 BACKLOG: Final = 80  # jobs that wait, at least
+LONG: Final = 2  # jobs that last longer than a lease, for each host
 ROLLED_BACK: Final = 0.1  # of the transactions
 CANCELLED: Final = 0.1  # of the sleeping jobs
 
@@ -29,7 +30,7 @@ CANCELLED: Final = 0.1  # of the sleeping jobs
 KINDS: Final[dict[str, tuple[float, Callable[[random.Random], dict[str, Any]]]]] = {
     "short": (80, lambda rng: {}),
     "cpu": (8, lambda rng: {"seconds": rng.uniform(0.01, 0.1)}),
-    "sleep": (6, lambda rng: {"seconds": rng.choice([0.05, 0.05, 0.3, 0.3, 1, 2, 6])}),
+    "sleep": (6, lambda rng: {"seconds": rng.choice([0.05, 0.3, 1, 3])}),
     "gil": (5, lambda rng: {"rounds": rng.randrange(10_000, 5_000_000)}),
     "stuck": (1, lambda rng: {}),
     "fork": (4, lambda rng: {"seconds": rng.choice([0, 0.1, 1])}),
@@ -40,6 +41,11 @@ KINDS: Final[dict[str, tuple[float, Callable[[random.Random], dict[str, Any]]]]]
 }
 
 
+WAITING: Final = (
+    "SELECT count(*) FILTER (WHERE state < 2), count(*) FILTER (WHERE job_type = 'long') FROM proletarian.job"
+)
+
+
 class _RolledBackError(Exception):
     pass
 
@@ -47,11 +53,12 @@ class _RolledBackError(Exception):
 class Application(threading.Thread):
     """``jobs`` and ``transactions`` may be read once it was joined."""
 
-    def __init__(self, conninfo: str, seed: int) -> None:
+    def __init__(self, conninfo: str, seed: int, hosts: int) -> None:
         super().__init__(name="application")
         self.jobs: dict[str, Enqueued] = {}
         self.transactions: Counter[str] = Counter()
         self._conninfo = conninfo
+        self._long = LONG * hosts
         self._rng = random.Random(seed)
         self._orders: deque[tuple[float, str]] = deque()  # cancel orders to come: when, which job
         self._over = threading.Event()
@@ -74,17 +81,21 @@ class Application(threading.Thread):
             _, job_id = self._orders.popleft()
             self.jobs[job_id] = replace(self.jobs[job_id], cancelled=True)
             cancel(conn, UUID(job_id))
-        row = conn.execute("SELECT count(*) FROM proletarian.job WHERE state < 2").fetchone()
-        if row is not None and row[0] < BACKLOG:
-            self._enqueue(conn)
+        row = conn.execute(WAITING).fetchone()
+        assert row is not None
+        waiting, long = row
+        if long < self._long:
+            self._enqueue(conn, [NewJob("long", {"seconds": self._rng.uniform(10, 20)}, priority=-2)])
+        elif waiting < BACKLOG:
+            keyed = self._rng.random() < 0.3
+            self._enqueue(conn, [self._new(keyed) for _ in range(self._rng.choice([1, 5, 20, 40]))])
         else:
             self._over.wait(0.1)
 
-    def _enqueue(self, conn: psycopg.Connection[Any]) -> None:
-        """One transaction of one to forty jobs, by COPY or one by one."""
+    def _enqueue(self, conn: psycopg.Connection[Any], jobs: list[NewJob]) -> None:
+        """One transaction: by COPY, or one by one where the jobs have ids of their own."""
         rng = self._rng
-        keyed, rolled_back = rng.random() < 0.3, rng.random() < ROLLED_BACK
-        jobs = [self._new(keyed) for _ in range(rng.choice([1, 5, 20, 40]))]
+        rolled_back = rng.random() < ROLLED_BACK
         ids: list[str] = []
         fate: Fate = "unknown"
         try:
@@ -98,7 +109,7 @@ class Application(threading.Thread):
         finally:
             self.transactions[fate] += 1
             now = time.monotonic()
-            for job_id, job in zip(ids or [str(job.job_id) for job in jobs if keyed], jobs, strict=False):
+            for job_id, job in zip(ids or [str(job.job_id) for job in jobs if job.job_id], jobs, strict=False):
                 self.jobs[job_id] = Enqueued(job_id, job.job_type, fate, now)
                 if fate == "committed" and job.job_type == "sleep" and rng.random() < CANCELLED:
                     self._orders.append((now + 1, job_id))

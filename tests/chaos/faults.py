@@ -17,8 +17,9 @@ from typing import IO, Final
 
 import psycopg
 
-from tests.chaos.hosts import Host, Namespaced, send
+from tests.chaos.hosts import Host, Namespaced
 from tests.chaos.ledger import Record, Window
+from tests.chaos.processes import send
 from tests.chaos.servers import PAUSE, Cluster, Pauses
 
 LONGER: Final = 1.4  # leases that count as longer than a lease
@@ -237,7 +238,7 @@ def backend_crashed(world: World, host: Host) -> Pauses:
 def database_frozen(world: World, host: Host) -> Pauses:
     """It answers nobody for a while, as on a machine that swaps."""
     server = world.cluster.primary
-    pids = [process.pid for process in server.backends()]
+    pids = server.backends()
     server.signal(signal.SIGSTOP)
     for pid in pids:
         send(pid, signal.SIGSTOP)

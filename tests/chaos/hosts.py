@@ -23,7 +23,9 @@ import psutil
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.chaos.clock import Clock
+from tests.chaos.processes import children, send, title
 from tests.chaos.servers import Cluster
+from tests.processes import alive
 from tests.stories.proxy import Proxy
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -53,7 +55,7 @@ class Supervisor:
     def pid(self) -> int | None:
         """None where it does not run (yet, or any more)."""
         if self._pid is None:
-            self._pid = next(iter(_children(self._launched.pid)), None)
+            self._pid = next(iter(children(self._launched.pid)), None)
         return self._pid
 
     @property
@@ -73,7 +75,7 @@ class Supervisor:
         found = {}
         for role in ROLES:
             found[role] = [pid for pid in level if role == "supervisor" or title(pid).startswith(f"ganger: {role}")]
-            level = [child for pid in found[role] for child in _children(pid)]
+            level = [child for pid in found[role] for child in children(pid)]
         return found
 
 
@@ -137,7 +139,7 @@ class Host:
         """Everything alive on this host, whoever started it."""
         mark = f"CHAOS_HOST={self.name}".encode()
         folder = os.fsencode(self.folder.parent)
-        return [pid for pid in psutil.pids() if pid != os.getpid() and _belongs(pid, mark, folder) and _alive(pid)]
+        return [pid for pid in psutil.pids() if pid != os.getpid() and _belongs(pid, mark, folder) and alive(pid)]
 
     def close(self) -> None:
         """Kill what is left of it."""
@@ -161,7 +163,7 @@ class Namespaced(Host):
         )  # fmt: skip
         assert self._init.stdout
         assert self._init.stdout.readline() == b"ready\n"
-        (self._inside,) = _children(self._init.pid)
+        (self._inside,) = children(self._init.pid)
         self._namespace = os.readlink(f"/proc/{self._inside}/ns/pid")
         inside = ("nsenter", "--net", "--target", str(self._inside))
         run("ip", "link", "add", self._wire, "type", "veth", "peer", "name", "eth0", "netns", str(self._inside))
@@ -200,8 +202,8 @@ class Namespaced(Host):
         (self._disk / "full").unlink()
 
     def processes(self) -> list[int]:
-        own = {self._inside, *_children(self._inside, command="sleep")}
-        return [pid for pid in psutil.pids() if pid not in own and self._is_here(pid) and _alive(pid)]
+        own = {self._inside, *children(self._inside, command="sleep")}
+        return [pid for pid in psutil.pids() if pid not in own and self._is_here(pid) and alive(pid)]
 
     def _is_here(self, pid: int) -> bool:
         try:
@@ -216,39 +218,8 @@ class Namespaced(Host):
 
 
 def run(*command: str) -> None:
+    """Run a program that must succeed."""
     subprocess.run(command, check=True, capture_output=True)
-
-
-def send(pid: int, number: int) -> bool:
-    """Signal a process; False where it is gone."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _children(pid: int, command: str = "") -> list[int]:
-    try:
-        pids = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-    return [each for each in pids if title(each).startswith(command)]
-
-
-def title(pid: int) -> str:
-    """What a process calls itself; empty where it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _belongs(pid: int, mark: bytes, folder: bytes) -> bool:

@@ -96,6 +96,14 @@ def sleep(job: Job) -> str:
         return str(job.run_id)
 
 
+@handlers.job("long", timeout=60, grace=0.5, retry=OFTEN)
+def long(job: Job) -> str:
+    """Still running when others may take it from a host that is cut off."""
+    with recorded(job):
+        wait(job, job.payload["seconds"])
+        return str(job.run_id)
+
+
 @handlers.job("gil", retry=OFTEN)
 def gil(job: Job) -> str:
     """In C, where no signal handler of Python's runs and no other thread either."""

@@ -23,6 +23,8 @@ import psycopg
 
 from ganger.local_postgres import LocalPostgres
 from tests.chaos.clock import Clock
+from tests.chaos.processes import children, send
+from tests.processes import alive
 
 Pauses = Iterator[float]
 
@@ -105,27 +107,20 @@ class Server:
             assert self._process
             self._process.send_signal(number)
 
-    def backends(self) -> list[psutil.Process]:
+    def backends(self) -> list[int]:
         """The processes below the postmaster."""
-        try:
-            return psutil.Process(self._process.pid).children() if self._process else []
-        except psutil.NoSuchProcess:
-            return []
+        return children(self._process.pid) if self._process else []
 
     def stop(self, number: int) -> Pauses:
         """Stop it by a signal for the postmaster: SIGINT is fast, SIGQUIT immediate, SIGKILL a crash of everything."""
         processes = self.backends()
         self.signal(number)
         if number == signal.SIGKILL:
-            for process in processes:
-                try:
-                    process.kill()
-                except psutil.NoSuchProcess:
-                    pass
+            for pid in processes:
+                send(pid, number)
         yield from wait_for(lambda: not self.running, f"the end of server {self.name}")
         yield from wait_for(
-            lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes),
-            f"the end of what server {self.name} had started",
+            lambda: not any(alive(pid) for pid in processes), f"the end of what server {self.name} had started"
         )
 
 
@@ -199,10 +194,7 @@ class Cluster:
         """Kill one of the primary's processes: PostgreSQL ends all others and recovers."""
         backends = self.primary.backends()
         if backends:
-            try:
-                backends[int(which * len(backends))].kill()
-            except psutil.NoSuchProcess:
-                pass
+            send(backends[int(which * len(backends))], signal.SIGKILL)
         yield 0.3
         yield from wait_for(self.primary.answers, "an answer of the primary")
 
