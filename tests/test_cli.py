@@ -93,7 +93,7 @@ WRONG_USAGE: list[tuple[tuple[str, ...], str]] = [
     (("jobs",), "COMMAND"),
     (("jobs", "list", "--state", "ready,bogus"), "--state is 'ready,bogus': give some of scheduled, ready"),
     (("jobs", "list", "--since", "yesterday"), "--since is 'yesterday'"),
-    (("jobs", "list", "--limit", "0"), "--limit is '0'"),
+    (("jobs", "list", "--limit", "0"), "--limit is 0"),
     (("jobs", "cancel"), "cancel needs ids, or filters"),
     (("jobs", "kill", "9d3f01c2", "--queue", "q"), "not ids and filters both"),
     (("jobs", "retry", "--state", "running"), "give some of success, failure, cancelled"),

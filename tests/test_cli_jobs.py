@@ -1,4 +1,4 @@
-"""The commands of operators, as they are typed: jobs, pause, resume, prune. What they do to rows is tested elsewhere."""
+"""The commands of operators, as typed: jobs, pause, resume, prune. What they do to rows is tested elsewhere."""
 
 from __future__ import annotations
 

@@ -40,8 +40,9 @@ def pause(options: argparse.Namespace) -> int:
     """ganger pause"""
     from ganger import jobs
 
+    queue = jobs.ALL_QUEUES if options.queue is None else _name(options.queue)
     with database_of(options) as (conn, schema):
-        jobs.pause(conn, schema, jobs.ALL_QUEUES if options.queue is None else _name(options.queue))
+        jobs.pause(conn, schema, queue)
         _tell(options, jobs.paused(conn, schema))
     return OK
 
@@ -50,8 +51,9 @@ def resume(options: argparse.Namespace) -> int:
     """ganger resume"""
     from ganger import jobs
 
+    queue = None if options.queue is None else _name(options.queue)
     with database_of(options) as (conn, schema):
-        was = jobs.resume(conn, schema, None if options.queue is None else _name(options.queue))
+        was = jobs.resume(conn, schema, queue)
         left = jobs.paused(conn, schema)
         _tell(options, left)
     if options.queue is not None and not was:
