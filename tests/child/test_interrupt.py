@@ -341,6 +341,7 @@ def test_a_wish_is_not_raised(child: Driver, flag: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_of_others_mean_nothing(flag: Path, number: int) -> None:
+    """Correction 5: but a child that was signalled at all is not clean, so it is not used again."""
     with Driver() as child:
         begin(child, "shelter", str(flag), word="inside")
         child.order("shutdown", signalling=False)

@@ -443,6 +443,7 @@ def test_callbacks_are_cut_short_under_terminate(stage: Stage, how: str) -> None
 
 
 def test_a_job_that_was_sent_and_did_not_start_goes_back_at_once(stage: Stage) -> None:
+    """Correction 13: without a word that it has started it never was, and costs no attempt."""
     stage.handlers(HANDLERS)
     supervisor = stage.run("-c", "1")
     supervisor.child().suspend()
