@@ -13,7 +13,7 @@ import pytest
 from tests.core.simulation import Violation, World
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "2000"))
-PARTS = 8
+PARTS = 20
 
 
 @pytest.mark.parametrize("part", range(PARTS))
