@@ -254,7 +254,7 @@ def test_a_claim_does_not_walk_over_dead_entries(
 def test_claims_do_not_slow_down_while_an_old_transaction_is_open(
     conn: db.Connection, connect: Callable[..., db.Connection]
 ) -> None:
-    """D68, https://github.com/que-rb/que/pull/131: 20,000 jobs are claimed and finished under a held snapshot. What a
+    """D68, https://github.com/que-rb/que/pull/131: 8,000 jobs are claimed and finished under a held snapshot. What a
     claim reads in the end is what it read in the beginning, a few pages, and not what has passed."""
     supervisor_id = register(conn)
     conn.execute("SET statement_timeout = 0")
@@ -264,7 +264,7 @@ def test_claims_do_not_slow_down_while_an_old_transaction_is_open(
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         old.execute("SELECT count(*) FROM proletarian.job")
         mark: Watermark | None = None
-        for _ in range(20):
+        for _ in range(8):
             enqueue_many(conn, [NewJob("t") for _ in range(1_000)])
             for _ in range(4):
                 jobs, mark = claimed(conn, supervisor_id, 200, mark)
@@ -273,8 +273,7 @@ def test_claims_do_not_slow_down_while_an_old_transaction_is_open(
             read.append(pages(conn, supervisor_id, 8, mark))
             jobs, mark = claimed(conn, supervisor_id, 200, mark)
             db.finish(conn, S, [m.Archive(job.job_id, job.run_id, "success", None, {}) for job in jobs])
-    assert db.counts(conn).archived == 20_000
-    print(read)
+    assert db.counts(conn).archived == 8_000
     assert max(read) <= 2 * min(read) + 20, read
 
 

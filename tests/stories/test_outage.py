@@ -424,11 +424,12 @@ TICKS = """
     @handlers.job("tick")
     def tick(job):
         while True:
-            with open(FOLDER / "ticks", "a") as file: file.write(f"{job.attempt} {time.monotonic()}\n")
+            with open(FOLDER / "ticks", "a") as file: file.write(f"{job.attempt} {time.monotonic()}\\n")
             time.sleep(0.01)
 """
 
 
+@pytest.mark.slow
 def test_a_silent_connection_ends_its_runs_before_another_supervisor_may_take_them(told: Stage, proxy: Proxy) -> None:
     """The lease rule holds where a supervisor cannot even know yet that its connection is dead."""
     told.handlers(TICKS)
