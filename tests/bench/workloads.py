@@ -51,7 +51,7 @@ WORKLOADS: Final = (
     ),
     Workload(
         "w2", "jobs of 5 ms of CPU", throughput.short_jobs, 2000,
-        (SHARE, RATE, CPU), (Goal("share", 88.0, aim=93.0),), quick=1000,
+        (SHARE, RATE, CPU), (Goal("share", 88.0, aim=93.0),), quick=800,
     ),
     Workload(
         "w2h", "40 jobs of 2 s of CPU, a fresh child each", throughput.long_jobs, 40,
@@ -63,7 +63,7 @@ WORKLOADS: Final = (
             Metric("p50_ms", "p50 ms", "less"), Metric("p99_ms", "p99 ms", "less"),
             Metric("worst_ms", "worst ms", "less"),
         ),
-        (Goal("p50_ms", 3.0), Goal("p99_ms", 10.0)), quick=100,
+        (Goal("p50_ms", 3.0), Goal("p99_ms", 10.0)), quick=60,
     ),
     Workload(
         "w4", "the first jobs of a backlog of a million", throughput.deep_backlog, 2000,

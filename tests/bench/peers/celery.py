@@ -7,8 +7,8 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import celery
 
@@ -35,6 +35,7 @@ class Runner(RedisPeer):
     name = "celery"
     packages = ("celery", "kombu")
     database = 1
+    jobs: ClassVar[Mapping[str, int]] = {"w1": 1500, "w2": 1000}
     settings = (
         "`celery worker -P prefork -c 2 -l WARNING`, acks_late, reject_on_worker_lost, prefetch multiplier 1, "
         "no result backend"
