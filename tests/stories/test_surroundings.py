@@ -360,6 +360,7 @@ def test_words_beyond_ascii_pass_through_a_locale_that_has_none(stage: Stage, ho
     Nothing crashes, and the text is intact in the database."""
     stage.handlers("""
         handlers = Handlers()
+        print("während des Ladens ☃")
         @handlers.job("größe-測る")
         def measure(job):
             print("Öl ☃", flush=True)

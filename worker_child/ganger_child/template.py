@@ -15,6 +15,7 @@ import gc
 import sys
 import threading
 from dataclasses import dataclass
+from io import TextIOWrapper
 from os import WNOHANG, _exit, close, fork, getpid, listdir, pidfd_open, waitpid, waitstatus_to_exitcode
 from select import POLLIN, poll
 from signal import SIGCONT
@@ -159,6 +160,9 @@ def main() -> NoReturn:
     supervisor = guard.move_fd_high(arguments.supervisor)
     trust = TrustReader(arguments.trust)
     lock = None if arguments.lock is None else guard.move_fd_high(arguments.lock)
+    for stream in (sys.stdout, sys.stderr):  # what the import prints is no error in locale C
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     me = getpid()
     try:
         options = Options.from_json(_boot(control).fields)
