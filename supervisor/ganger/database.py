@@ -191,10 +191,19 @@ def wait_for_database(
     """
     since, told = clock(), False
     while True:
+        conn = None
         try:
             conn = connect(conninfo, name=name)
-            break
-        except psycopg.Error as error:
+            check_schema(conn, schema)
+            check_rights(conn, schema)
+            return conn
+        except BaseException as error:
+            # One that goes away between the connection and the last look has not answered either.
+            away = conn is None or lost(error, conn) or passing(error)
+            if conn is not None:
+                conn.close()
+            if not away or not isinstance(error, psycopg.Error):
+                raise
             reason = _first_line(error)
             if clock() - since >= limit and not alive(conninfo, error):
                 raise DatabaseUnreachable(
@@ -208,13 +217,6 @@ def wait_for_database(
             time.sleep(WAIT)
         elif stopped(WAIT):
             raise DatabaseUnreachable(f"Stopped while waiting for the database at {where(conninfo)}: {reason}")
-    try:
-        check_schema(conn, schema)
-        check_rights(conn, schema)
-    except BaseException:
-        conn.close()
-        raise
-    return conn
 
 
 def alive(conninfo: str, error: psycopg.Error) -> bool:
@@ -557,10 +559,11 @@ def promote(conn: Connection, schema: str, most: int = PROMOTE_MOST, limit: floa
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """How far a claim of a queue got: to this priority, and nothing it took was due before ``process_at``.
+    """How far a claim of a queue got: to this priority, and nothing it took was due before ``process_at``; of the rows
+    of this priority that were due just then (all that one transaction enqueued) it took those up to ``seq``.
 
     The next claim may pass over what lies before, which vacuum cannot remove while somebody holds an old snapshot: it
-    looks only at rows as urgent as ``priority`` or more that are due since ``process_at``. Whatever was ready before
+    looks only at rows as urgent as ``priority`` or more that are due after that. Whatever was ready before
     has been taken or is less urgent, so only a newcomer that is due in the past can be hidden: one that was committed
     late, back-dated, or given back. A new row is due now and is seen at once, however deep the backlog. A less urgent
     row waits while more urgent ones fill every claim, as it would anyway: it is never overtaken by one like it.
@@ -568,6 +571,7 @@ class Watermark:
 
     priority: int
     process_at: str
+    seq: int = 0
 
 
 _FROM_THE_START: Final = Watermark(32767, "-infinity")
@@ -614,11 +618,12 @@ def _claim_queue(
         "job_types": None if order.job_types is None else list(order.job_types),
         "priority": mark.priority,
         "process_at": mark.process_at,
+        "seq": mark.seq,
     }
     rows = _rows(conn, "claim", schema, values)
     jobs = [_job(row) for row in rows]
     if len(rows) == free:
-        return jobs, Watermark(*rows[0][-2:])
+        return jobs, Watermark(*rows[0][-3:])
     if start is None:
         return jobs, None
     rest, reached = _claim_queue(conn, schema, order, queue, free - len(rows), None)
@@ -626,7 +631,7 @@ def _claim_queue(
 
 
 def _job(row: TupleRow) -> Job:
-    job_id, run_id, claim_id, queue, job_type, payload, *rest, _, _ = row
+    job_id, run_id, claim_id, queue, job_type, payload, *rest, _, _, _ = row
     return Job(job_id, run_id, claim_id, queue, job_type, payload.encode(), *rest)
 
 

@@ -178,6 +178,25 @@ def test_waiting_ends_with_a_connection(database: str, bare_database: str) -> No
         db.wait_for_database(bare_database, limit=5)
 
 
+def test_a_database_that_goes_away_while_it_is_looked_at_is_waited_for(
+    database: str, postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by scripts/chaos: a supervisor that started just then ended with exit code 69, whatever --database-wait."""
+    look, looks = db.check_schema, []
+
+    def looked_at(conn: db.Connection, schema: str = db.SCHEMA) -> None:
+        looks.append(conn.info.backend_pid)
+        if len(looks) < 3:
+            with psycopg.connect(postgres, autocommit=True) as admin:
+                admin.execute("SELECT pg_terminate_backend(%s, 5000)", [conn.info.backend_pid])
+        look(conn, schema)
+
+    monkeypatch.setattr(db, "check_schema", looked_at)
+    told: list[str] = []
+    db.wait_for_database(database, limit=30, on_wait=told.append).close()
+    assert (len(looks), len(told)) == (3, 1)
+
+
 def test_too_many_clients_is_waited_for_without_limit(postgres: str, database: str) -> None:
     """A server that refuses for want of a free connection is there: ``limit`` does not count."""
     with psycopg.connect(postgres, autocommit=True) as admin, psycopg.connect(database) as plain:
