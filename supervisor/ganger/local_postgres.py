@@ -185,6 +185,8 @@ class LocalPostgres:
         try:
             self._make_data_dir()
             with open(self.data_dir / "lock", "a") as lock:
+                if not os.fstat(lock.fileno()).st_mode & stat.S_IWUSR:  # made under an odd umask
+                    os.fchmod(lock.fileno(), 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield lock.fileno()
         except OSError as error:
@@ -285,6 +287,7 @@ class LocalPostgres:
 
     def _make_private(self, folder: Path) -> None:
         folder.mkdir(mode=0o700)
+        folder.chmod(0o700)  # whatever our umask is
         if self._account:
             os.chown(folder, self._account.pw_uid, self._account.pw_gid)
 

@@ -402,6 +402,17 @@ def test_a_wheel_that_the_servers_account_cannot_read_is_copied(folder: Path, mo
         server.reset()
 
 
+def test_under_a_umask_that_allows_nothing_it_starts_all_the_same(folder: Path) -> None:
+    server = LocalPostgres(folder / "data", durable=False)
+    umask = os.umask(0o777)
+    try:
+        assert query(server.start(), "SELECT 1") == (1,)
+        assert stat.S_IMODE((server.data_dir / "lock").stat().st_mode) == 0o600
+    finally:
+        os.umask(umask)
+        server.reset()
+
+
 @only_root
 def test_an_ordinary_user_has_a_server_of_their_own(folder: Path) -> None:
     site = copy_wheel(folder / "site")
