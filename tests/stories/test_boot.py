@@ -99,7 +99,7 @@ CRASHES = {
 }
 
 
-@pytest.mark.parametrize("how", CRASHES)
+@pytest.mark.parametrize("how", ["segfaults", *(pytest.param(how, marks=pytest.mark.slow) for how in [*CRASHES][1:])])
 def test_a_start_hook_that_crashes_later_keeps_no_job_claimed(stage: Stage, how: str) -> None:
     """D23, https://github.com/kevoreilly/CAPEv2/pull/3142: the hook takes the next child with it while a job waits.
     That job stays as it was, unclaimed, and runs once the hook works again; what has crashed is recorded meanwhile.
@@ -123,7 +123,7 @@ def test_a_start_hook_that_crashes_later_keeps_no_job_claimed(stage: Stage, how:
     assert supervisor.stop() == 0
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_start_hook_that_always_crashes_ends_the_supervisor(stage: Stage, start_method: str) -> None:
     """D23, https://github.com/kevoreilly/CAPEv2/pull/3142 and D21, https://github.com/benoitc/gunicorn/issues/508:
     where no child was ever ready, three crashes are enough: no endless loop, no job is touched, and it says why.
@@ -139,9 +139,7 @@ def test_a_start_hook_that_always_crashes_ends_the_supervisor(stage: Stage, star
     assert stage.job(job_id) == before
 
 
-SLOW = {
-    "import": "time.sleep(10)",
-    "import in C": "__import__('ctypes').PyDLL(None).sleep(10)",
+SLOW = {  # beside those of test_signals
     "import that ignores signals": """
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             try: signal.signal(number, signal.SIG_IGN)
