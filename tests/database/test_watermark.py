@@ -117,8 +117,8 @@ def test_a_full_claim_tells_how_far_it_got(conn: db.Connection) -> None:
     ready(conn, 50)
     ready(conn, 40)
     due = dict(rows(conn, "seq, to_json(process_at) #>> '{}'"))
-    assert marked(conn, supervisor_id, 2)[1] == Watermark(0, due[2])
-    assert marked(conn, supervisor_id, 1)[1] == Watermark(0, due[3])
+    assert marked(conn, supervisor_id, 2)[1] == Watermark(0, due[2], 2)
+    assert marked(conn, supervisor_id, 1)[1] == Watermark(0, due[3], 3)
     assert marked(conn, supervisor_id, 1)[1] is None
 
 
@@ -213,6 +213,7 @@ def pages(conn: db.Connection, supervisor_id: int, free: int, start: Watermark) 
         "job_types": None,
         "priority": start.priority,
         "process_at": start.process_at,
+        "seq": start.seq,
     }
     query = statement("claim", S).decode()
     for number, name in enumerate(values, 1):  # EXPLAIN alone would see the values, which a generic plan does not
@@ -250,12 +251,29 @@ def test_a_claim_does_not_walk_over_dead_entries(
         assert short * 3 < whole, (short, whole)
 
 
+def test_a_watermark_parts_rows_that_are_due_at_the_same_time(conn: db.Connection) -> None:
+    """All that one transaction enqueues is due at once; it is claimed in its order, each row once, none left behind."""
+    supervisor_id = register(conn)
+    with conn.transaction():
+        ids = [enqueue(conn, "t", priority=priority) for priority in (5, 0, 5, 0, 5, 5, 0, 5)]
+    by_priority = [ids[1], ids[3], ids[6], ids[0], ids[2], ids[4], ids[5], ids[7]]
+    mark, found = None, []
+    for free in (1, 3, 2, 2):
+        claimed_ids, mark = marked(conn, supervisor_id, free, mark)
+        found += claimed_ids
+    assert found == by_priority
+    assert mark is not None
+    assert mark.seq == 8
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("batch", [1_000, 8_000])
 def test_claims_do_not_slow_down_while_an_old_transaction_is_open(
-    conn: db.Connection, connect: Callable[..., db.Connection]
+    conn: db.Connection, connect: Callable[..., db.Connection], batch: int
 ) -> None:
     """D68, https://github.com/que-rb/que/pull/131: 8,000 jobs are claimed and finished under a held snapshot. What a
-    claim reads in the end is what it read in the beginning, a few pages, and not what has passed."""
+    claim reads in the end is what it read in the beginning, a few pages, and not what has passed; also where all were
+    enqueued by one transaction, and so due at the same time."""
     supervisor_id = register(conn)
     conn.execute("SET statement_timeout = 0")
     read: list[int] = []
@@ -264,8 +282,9 @@ def test_claims_do_not_slow_down_while_an_old_transaction_is_open(
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         old.execute("SELECT count(*) FROM proletarian.job")
         mark: Watermark | None = None
-        for _ in range(8):
-            enqueue_many(conn, [NewJob("t") for _ in range(1_000)])
+        for passed in range(0, 8_000, 1_000):
+            if passed % batch == 0:
+                enqueue_many(conn, [NewJob("t") for _ in range(batch)])
             for _ in range(4):
                 jobs, mark = claimed(conn, supervisor_id, 200, mark)
                 db.finish(conn, S, [m.Archive(job.job_id, job.run_id, "success", None, {}) for job in jobs])
