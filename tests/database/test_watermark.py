@@ -276,6 +276,7 @@ def test_claims_do_not_slow_down_while_an_old_transaction_is_open(
     enqueued by one transaction, and so due at the same time."""
     supervisor_id = register(conn)
     conn.execute("SET statement_timeout = 0")
+    conn.answer_limit = None
     read: list[int] = []
     old = connect(statement_timeout=0)
     with old.transaction():
