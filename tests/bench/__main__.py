@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import shutil
 import signal
 import sys
@@ -25,8 +26,8 @@ from tests.bench.peers import PEERS, QUICK, load
 from tests.bench.peers.base import Peer
 from tests.bench.peers.ganger import Runner as Ganger
 from tests.bench.report import Results
-from tests.bench.rig import Rig
-from tests.bench.servers import Servers, servers
+from tests.bench.rig import FOLDER, Rig
+from tests.bench.servers import Servers, servers, sweep
 from tests.bench.throughput import Values
 from tests.bench.workloads import WORKLOADS, Workload
 
@@ -120,8 +121,9 @@ def _workloads(text: str) -> list[Workload]:
 
 @contextmanager
 def _stage(names: Iterable[str], results: Results) -> Iterator[tuple[list[Peer], Floor]]:
+    sweep()
     with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="ganger-bench-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.chmod(0o711)  # as root, PostgreSQL has another account
         rig = Rig(folder)

@@ -15,16 +15,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
 
+from ganger_child.guard import die_with_parent
 from tests.bench import jobs
 from tests.bench.jobs import Record
 from tests.processes import alive
 
 ROOT = Path(__file__).resolve().parents[2]
+MEMORY = Path("/dev/shm")  # where records are kept if it is there
+FOLDER = "ganger-bench-"  # what a run's folders are called, before its pid
 T = TypeVar("T")
 
 
@@ -82,7 +86,7 @@ class Fleet:
             self.programs = [
                 subprocess.Popen(
                     command, cwd=ROOT, env={**os.environ, **environ}, stdin=subprocess.DEVNULL, stdout=output,
-                    stderr=output, start_new_session=True,
+                    stderr=output, start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
                 )
                 for command in commands
             ]  # fmt: skip
@@ -175,8 +179,9 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        memory = Path("/dev/shm")
-        self._records = Path(tempfile.mkdtemp(prefix="ganger-bench-", dir=memory if memory.is_dir() else folder))
+        self._records = Path(
+            tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=MEMORY if MEMORY.is_dir() else folder)
+        )
         self.records = Records(self._records / "records")
         self._log = folder / "workers.log"
 

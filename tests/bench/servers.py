@@ -6,18 +6,23 @@ memory, not on disk, which is a lighter promise than PostgreSQL's. Both live in 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import psutil
 import psycopg
 from psycopg import sql
 
 from ganger.local_postgres import LocalPostgres
-from tests.bench.rig import await_
+from ganger_child.guard import die_with_parent
+from tests.bench.rig import FOLDER, MEMORY, await_
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,16 @@ class Servers:
             conn.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
             conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.postgres.replace("/postgres?", f"/{name}?", 1)
+
+
+def sweep() -> None:
+    """Stop and remove what killed runs left: their programs died with them, but PostgreSQL belongs to nobody."""
+    for place in (Path(tempfile.gettempdir()), MEMORY):
+        for folder in place.glob(f"{FOLDER}*"):
+            pid = folder.name.removeprefix(FOLDER).partition("-")[0]
+            if pid.isdigit() and not psutil.pid_exists(int(pid)):
+                LocalPostgres(folder / "postgres").reset()
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -70,7 +85,10 @@ def _redis(folder: Path) -> Iterator[tuple[str, int, str] | tuple[()]]:
     options = ["--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--daemonize", "no"]
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     with open(folder / "redis.log", "ab") as log:
-        process = subprocess.Popen([program, *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [program, *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )  # fmt: skip
     try:
         await_(socket.exists, 10, f"the socket of {program}")
         yield str(socket), process.pid, version.partition("v=")[2].split()[0]
