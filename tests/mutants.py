@@ -81,17 +81,17 @@ def judge(mutant: Mutant, database: str) -> Verdict:
                 shutil.copy(ROOT / name, copy)
         broken = copy / mutant.file
         broken.write_text(broken.read_text().replace(mutant.old, mutant.new))
-        caught, word = run(copy, mutant.tests, database)
+        caught, word = run(copy, mutant, database)
     return Verdict(mutant, caught, word, time.monotonic() - started)
 
 
-def run(copy: Path, tests: list[str], database: str) -> tuple[bool, str]:
+def run(copy: Path, mutant: Mutant, database: str) -> tuple[bool, str]:
     options = ["-q", "-x", "-n0", "-p", "no:cacheprovider", "-rf", "--no-header", "--tb=no"]
-    settings = {"COLUMNS": "300", "NO_SHRINKING": "1"}  # the summary in full; that a test fails is enough
+    settings = {"COLUMNS": "300", "MUTANT": mutant.name}  # the summary in full; see test_stateful
     environment = {**os.environ, **settings, "TEST_DATABASE_URL": database, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         ran = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *tests], cwd=copy, env=environment, text=True,
+            [sys.executable, "-m", "pytest", *options, *mutant.tests], cwd=copy, env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

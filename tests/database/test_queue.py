@@ -198,8 +198,11 @@ def test_one_promotes_at_a_time(conn: db.Connection, other: db.Connection) -> No
     conn.execute("INSERT INTO proletarian.job (job_type) VALUES ('t')")
     with conn.transaction():
         assert db.promote(conn, S)
+        other.execute("INSERT INTO proletarian.job (job_type) VALUES ('t')")
         assert not db.promote(other, S)
+        assert rows(other, "state") == [(0,), (0,)]
     assert db.promote(other, S)
+    assert rows(other, "state") == [(1,), (1,)]
 
 
 def test_something_left(conn: db.Connection) -> None:
