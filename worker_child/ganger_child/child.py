@@ -448,6 +448,8 @@ def run_child(
 def _boot(channel: Channel, page: Page, parent: int, loaded: Loaded | None, options: Options, slot: str) -> Child:
     """Load what is not loaded, call the start hooks, and say that the child is ready, or why it is not."""
     try:
+        if loaded is None:
+            guard.default_signals()  # for what the import starts
         found = loaded if loaded is not None else load(options)
         _reseed()
         child = Child(channel, page, parent, found, options, slot, spawned=loaded is None)
@@ -463,6 +465,8 @@ def _settle(wire: socket, output_fd: int, page_fd: int, parent: int) -> tuple[Ch
     guard.new_session()
     guard.die_with_parent(parent)
     guard.default_signals()
+    guard.hear_nothing_yet()
+    guard.unblock_signals()
     guard.empty_stdin()
     for standard in (1, 2):
         dup2(output_fd, standard, inheritable=True)

@@ -89,13 +89,18 @@ def adopt_orphans() -> None:
 
 
 def default_signals() -> None:
-    """Give every signal the disposition it has in a freshly started Python, and unblock all of them."""
+    """Give every signal the disposition it has in a freshly started Python."""
     _SET_WAKEUP_FD(-1)
     for signum in _ALL_SIGNALS - _LEFT_ALONE:
         with suppress(OSError, ValueError):  # the C library keeps some real-time signals for itself
             _SIGNAL(signum, signal.SIG_IGN if signum in _IGNORED_BY_PYTHON else signal.SIG_DFL)
     _SIGNAL(signal.SIGINT, signal.default_int_handler)
-    unblock_signals()
+
+
+def hear_nothing_yet() -> None:
+    """Do nothing on the signals that ask a program to stop, until this child has handlers of its own for them."""
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        _SIGNAL(signum, _nothing)
 
 
 def take_no_orders() -> None:
