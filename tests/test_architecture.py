@@ -21,6 +21,7 @@ FLOORS = (
     {"__main__"},
     {"cli"},
     {"commands"},
+    {"top"},
     {"__init__"},
     {"supervisor"},
     {"loop"},
@@ -28,19 +29,19 @@ FLOORS = (
     {"results"},
     {"client", "jobs"},
     {"database", "incarnation", "local_postgres", "events"},
-    {"config", "sql"},
+    {"config", "formats", "sql"},
     {"core"},
 )
-PACKAGES = {"commands", "core"}
+PACKAGES = {"commands", "core", "top"}
 FLOOR = {name: number for number, names in enumerate(reversed(FLOORS)) for name in names}
 
 # What of the child's side the parent's side may import, and which of its files may: none of it runs a handler.
 SHARED = {
     "guard": {"gang"},
-    "launch": {"gang"},
+    "launch": {"supervisor", "gang"},
     "options": {"supervisor", "gang"},
     "page": {"gang"},
-    "titles": {"supervisor", "loop", "gang"},
+    "titles": {"supervisor", "loop", "gang", "top"},
     "tree": {"gang"},
     "trust": {"gang"},
     "units": set(FLOOR),

@@ -32,7 +32,7 @@ from ganger.events import Events
 from ganger.gang import Gang, GangSettings, Output
 from ganger.loop import Inbox, Loop, clock
 from ganger.signals import Signals
-from ganger_child import titles
+from ganger_child import launch, titles
 from ganger_child.options import Options
 
 EVENTS_LIMIT = 5.0  # seconds that the last events may take to be written
@@ -144,6 +144,11 @@ class Supervisor:
         until_empty: bool = False,
         job_limit: int | None = None,
     ) -> int:
+        if launch.is_ours():
+            raise RuntimeError(
+                "A supervisor cannot run in a process of another one, which runs this module for its handlers: "
+                'what starts a supervisor belongs under `if __name__ == "__main__":`.'
+            )
         config = self.config
         _allow_descriptors(sum(lane.slots for lane in config.lanes))
         rules = _rules(config, until_empty=until_empty or config.until_empty, job_limit=job_limit)

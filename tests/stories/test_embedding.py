@@ -228,6 +228,32 @@ def test_another_thread_stops_a_supervisor_that_blocks(stage: Stage) -> None:
     assert well(stage, running) == [["told", None], ["stopped", 0], ["handler", True]]
 
 
+def test_a_program_that_is_its_own_handler_module_is_not_run_again_as_a_second_supervisor(stage: Stage) -> None:
+    """D17, https://github.com/dask/distributed/issues/2142: the template imports the program for its handlers; without
+    its guard that would start a supervisor whose template starts a supervisor, and so on.
+    """
+    stage.handlers(
+        """
+        from ganger import Config, Supervisor
+        handlers = Handlers()
+        @handlers.job("note")
+        def note(job): return os.getppid()
+        (FOLDER / "imports").open("a").write(f"{__name__}\\n")
+        if os.environ.get("GUARD") != "yes" or __name__ == "__main__":
+            config = Config(target="application:handlers", concurrency=1, log_format="json", until_empty=True)
+            sys.exit(Supervisor(config).run())
+        """,
+        name="application",
+    )
+    job_id = stage.enqueue("note")
+    running = stage.launch(sys.executable, "application.py")
+    assert running.ended() == 2, running.story()
+    assert '__name__ == "__main__"' in running.named("boot-failed")[0]["error"]
+    assert stage.lines("imports") == ["__main__", "application"]
+    assert stage.launch(sys.executable, "application.py", environ={"GUARD": "yes"}).ended() == 0
+    assert stage.archived(job_id)["status"] == "success"
+
+
 def test_handlers_that_do_not_load_are_told_to_whoever_runs_them(stage: Stage) -> None:
     running = program(
         stage,

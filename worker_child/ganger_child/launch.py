@@ -21,3 +21,8 @@ def command(module: str, **words: str | int | None) -> list[str]:
     """The command line that runs ``main`` of a module, with ``--name value`` for each word that is not None."""
     arguments = [part for name, word in words.items() if word is not None for part in (f"--{name}", str(word))]
     return [sys.executable, "-P", "-c", _CODE.format(module=module), _ROOT, *arguments]
+
+
+def is_ours() -> bool:
+    """Tell whether this process is a template or a child, or a fork of one: where the user's code is our guest."""
+    return any(_CODE.format(module=module) in sys.orig_argv for module in ("template", "child"))
