@@ -136,6 +136,20 @@ def test_the_goals_and_the_exit_code() -> None:
     assert report.exit_code([WORKLOAD], found) == 1
 
 
+def test_an_aim_is_told_and_decides_nothing() -> None:
+    aimed = Workload("w0", "a workload", lambda peer, jobs: {}, 1, (RATE,), (Goal("jobs_s", None, "floor", aim=0.7),))
+    assert report.goals(aimed, results()) == ["aim    w0: jobs/s ÷ floor 0.500 (aim 0.700)"]
+    assert report.exit_code([aimed], results()) == 0
+
+
+def test_a_broken_round_keeps_its_place() -> None:
+    """What was measured in the third round is compared with the third round of the others."""
+    found = results()
+    found.rounds["w0"]["peer"][1] = {}
+    series = found.series("w0", "jobs_s")
+    assert ratios(series["ganger"], series["peer"], "more") == [4.0, None, 4.0]
+
+
 def test_the_json_says_the_same(tmp_path: Path) -> None:
     report.write_json(tmp_path / "bench.json", [WORKLOAD], results())
     document = json.loads((tmp_path / "bench.json").read_text())
