@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ LOCK_TRIES: Final = 30
 LOCK_PAUSE: Final = 1.0  # seconds in which those others get on
 SESSION_TRIES: Final = 5
 WAIT: Final = 0.25  # seconds between tries to reach a database at start
+ID_BITS: Final = 48  # of a registration's id
 PROMOTE_MOST: Final = 500  # rows a promotion takes at once
 PROMOTE_LIMIT: Final = 0.5  # seconds for all of them; outcomes are waiting to be stored
 GIVE_BACK_MOST: Final = 500  # rows given back by one statement of a sweep
@@ -426,6 +428,7 @@ def register(conn: Connection, schema: str, facts: SupervisorFacts, former: int 
     Returns the id and how many rows went back.
     """
     values = {
+        "supervisor_id": secrets.randbits(ID_BITS),
         "incarnation": facts.incarnation,
         "name": facts.name,
         "host": facts.host,
