@@ -33,7 +33,7 @@ from tests.chaos.processes import title
 from tests.chaos.servers import PAUSE, Cluster, Pauses
 
 PACE: Final = 1.0  # seconds between two faults, on the average
-DRAIN_LIMIT: Final = 55.0  # seconds in which the queue has to run empty
+DRAIN_LIMIT: Final = 70.0  # seconds after the last fault has begun, in which the queue has to run empty
 STOP_LIMIT: Final = 15.0  # seconds in which supervisors have to stop
 LEAVE_LIMIT: Final = 6.0  # seconds in which what a killed supervisor started has to be gone
 STALL: Final = 1.0  # seconds that we ourselves were not scheduled: the whole machine stood still
@@ -170,9 +170,9 @@ class Chaos:
         """Faults, for the given seconds, and until all that was done is undone."""
         with open(self.folder / "faults", "w") as log:
             stream = Stream(self.world, PACE, self.options.only, log)
-            end = time.monotonic() + self.options.seconds
-            while time.monotonic() < end or not stream.quiet:
-                stream.step(begin=time.monotonic() < end)
+            self._end = time.monotonic() + self.options.seconds
+            while time.monotonic() < self._end or not stream.quiet:
+                stream.step(begin=time.monotonic() < self._end)
                 self._watch()
                 time.sleep(PAUSE)
         return stream
@@ -192,12 +192,14 @@ class Chaos:
                 host.start()
 
     def _drain(self) -> None:
-        """All is well again, so the queue runs empty."""
-        end = time.monotonic() + DRAIN_LIMIT
-        while self._queued() and time.monotonic() < end:
+        """All is well again, so every supervisor works and the queue runs empty."""
+        while (self._queued() or not self._all_ready()) and time.monotonic() < self._end + DRAIN_LIMIT:
             self._watch()
             time.sleep(0.25)
         self.record.queued = self._queued()
+
+    def _all_ready(self) -> bool:
+        return all(host.supervisor is not None and host.supervisor.ready for host in self.world.hosts)
 
     def _queued(self) -> dict[str, str]:
         query = (

@@ -23,8 +23,8 @@ from tests.chaos.processes import send
 from tests.chaos.servers import PAUSE, Cluster, Pauses
 
 LONGER: Final = 1.4  # leases that count as longer than a lease
-DEPLOY_LIMIT: Final = 45.0  # seconds: the longest job, and what a shutdown may wait for the database
-HOLD: Final = 15.0  # seconds that a transaction is held open
+DEPLOY_LIMIT: Final = 25.0  # seconds: the longest job, and what a shutdown may wait for the database
+HOLD: Final = 10.0  # seconds that a transaction is held open
 
 
 @dataclass(slots=True)
@@ -85,8 +85,9 @@ class Fault:
 def _one(world: World, host: Host, role: str) -> int | None:
     """One of its processes of a role. A template that loads the handlers for the first time is spared: it may end the
     supervisor, as handlers do that cannot be loaded."""
-    tree = host.supervisor.tree() if host.supervisor else {}
-    pids = tree[role] if tree and (tree["warden"] or role == "supervisor") else []
+    if host.supervisor is None or not (host.supervisor.ready or role == "supervisor"):
+        return None
+    pids = host.supervisor.tree()[role]
     return world.rng.choice(pids) if pids else None
 
 
@@ -165,7 +166,7 @@ def host_lost(world: World, host: Host) -> Pauses:
 def deployed(world: World, host: Host) -> Pauses:
     """A new supervisor beside the old one, which is told to stop."""
     old = host.supervisor
-    if old is not None:
+    if old is not None and old.ready:
         host.start()
         yield 1.5
         old.expected = True

@@ -69,6 +69,11 @@ class Supervisor:
         if self._entered and number in (signal.SIGCONT, signal.SIGKILL):
             send(self._launched.pid, signal.SIGCONT)  # nsenter stops with what it has started
 
+    @property
+    def ready(self) -> bool:
+        """Whether it has loaded the handlers."""
+        return bool(self.tree()["warden"])
+
     def tree(self) -> dict[str, list[int]]:
         """Its processes by role; what jobs have started is not among them."""
         level = [self.pid] if self.pid is not None and self.code is None else []
