@@ -464,7 +464,7 @@ def _payload(value: object, manner: _Manner) -> str:
         if _depth(text) > MAX_DEPTH:
             raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
         read = json.loads(
-            text, parse_constant=_no_number, parse_float=_finite, parse_int=_finite_int, object_pairs_hook=_object
+            text, parse_constant=_no_number, parse_float=_finite, parse_int=_finite_int, object_pairs_hook=object_of
         )
         if "\\u" in text:
             if _ESCAPED_NUL.search(text):
@@ -499,8 +499,8 @@ def _finite(digits: str) -> float:
     return number
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; of two values under one key PostgreSQL would keep the last, and nobody would know."""
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, or ValueError: of two values under one key PostgreSQL would keep one, and nobody would know."""
     made = dict(pairs)
     if len(made) < len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from ganger import config
+from ganger.config import ConfigError
 
 # Those of libpq's variables that say where to go; PGPASSWORD or PGAPPNAME alone name no database.
 NAMING: Final = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGSERVICE", "PGUSER")
@@ -25,15 +26,31 @@ class Place(NamedTuple):
 
 
 def named(database_url: str | None = None, environ: Mapping[str, str] | None = None) -> Place | None:
-    """The database that is named, or None. Raises ConfigError for a DATABASE_URL that is none."""
+    """The database that is named, or None. Raises ConfigError for a name that libpq cannot read."""
     environ = os.environ if environ is None else environ
     if database_url is not None:
-        return Place(database_url, False, "the database that the settings name")
+        return Place(_readable(database_url, "database_url"), False, "the database that the settings name")
     if url := environ.get("DATABASE_URL"):
-        return Place(config.database_url(url, "DATABASE_URL"), False, "the database of DATABASE_URL")
+        read = _readable(config.database_url(url, "DATABASE_URL"), "DATABASE_URL")
+        return Place(read, False, "the database of DATABASE_URL")
     if names := [name for name in NAMING if environ.get(name)]:
         return Place("", False, f"the database of {', '.join(names)}")
     return None
+
+
+def _readable(url: str, label: str) -> str:
+    """The URL, if libpq can read it. What libpq says of one that it cannot read may show its password."""
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        conninfo_to_dict(url)
+    except ProgrammingError:
+        raise ConfigError(
+            f"{label} cannot be read: give a URL such as postgresql://user@host/database, in which special characters "
+            "are percent-encoded, or words such as host=… dbname=…."
+        ) from None
+    return url
 
 
 def locate(database_url: str | None = None) -> Place:

@@ -261,7 +261,14 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("payload", {"payload": {"\udfff": 1}}),
     ("payload", {"payload": "\ud800", "dumps": lambda v: json.dumps(v, ensure_ascii=False)}),
     ("payload", {"payload": nested(201)}),
+    ("payload", {"payload": nested(10_000)}),
     ("payload", {"payload": nested(100_000)}),
+    ("payload", {"payload": {"n": 1e400}}),
+    ("payload", {"payload": None, "dumps": lambda v: "9" * 5000}),
+    ("payload", {"payload": None, "dumps": lambda v: '{"a": 1, "a": 2}'}),
+    ("payload", {"payload": {1: "a", "1": "b"}}),
+    ("payload", {"payload": None, "dumps": lambda v: "1e-20000"}),
+    ("payload", {"payload": None, "dumps": lambda v: "0." + "1" * 20_000}),
     ("payload", {"payload": ring()}),
     ("payload", {"payload": object()}),
     ("payload", {"payload": b"bytes"}),
@@ -278,6 +285,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_a_bad_argument_is_named_and_nothing_is_written(plain: Plain) -> None:
+    """D34, https://github.com/encode/django-rest-framework/issues/5235: an infinity, an integer of 5,000 digits, a
+    payload that is nested too deep, and every other argument that PostgreSQL or a reader of JSON could not take."""
     plain.execute("CREATE TEMPORARY TABLE before (n int)")
     for argument, options in BAD:  # one test, because each would make a database of its own
         with pytest.raises(BadJob, match=argument):

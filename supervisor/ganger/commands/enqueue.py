@@ -24,6 +24,7 @@ from ganger.commands.common import (
     settings_of,
 )
 from ganger.config import ConfigError
+from ganger_child.words import message, shown
 
 ENQUEUE_HELP: Final = """examples:
   ganger enqueue confirmation-email '{"account": 7}'
@@ -107,15 +108,19 @@ def _job(options: argparse.Namespace) -> dict[str, Any]:
             raise Failure(USAGE, str(error)) from None
         except ValueError as error:
             label = "JSON" if name == "payload" else f"--{name.replace('_', '-')}"
-            raise Failure(USAGE, f"{label} is {value[:200]!r}, which cannot be read: {error}.") from None
+            raise Failure(USAGE, f"{label} is {shown(value)}, which cannot be read: {message(error)}.") from None
     return job
 
 
 def _json(text: str) -> Any:
+    from ganger.client import object_of
+
     def refuse(word: str) -> NoReturn:
         raise ValueError(f"{word} is no JSON")
 
+    if text == "-":
+        text = sys.stdin.read() if sys.stdin is not None else ""
     try:
-        return json.loads(sys.stdin.read() if text == "-" else text, parse_constant=refuse)
+        return json.loads(text, parse_constant=refuse, object_pairs_hook=object_of)
     except RecursionError:
         raise ValueError("it is nested too deep") from None

@@ -12,6 +12,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Final
 
+from ganger_child.words import shown
+
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII | re.IGNORECASE)
 _MIGRATION: Final = re.compile(r"(\d{4})\.sql")
 
@@ -24,11 +26,11 @@ def check_schema_name(schema: object) -> str:
     """Return the name of a schema, or raise BadSchemaName."""
     if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
         raise BadSchemaName(
-            f"schema is {schema!r}: give a name of letters, digits and underscores that does not begin with a digit, "
-            "63 characters at most."
+            f"schema is {shown(schema)}: give a name of letters, digits and underscores, 63 characters at most, "
+            "that does not begin with a digit."
         )
     if schema.lower().startswith("pg_"):
-        raise BadSchemaName(f"schema is {schema!r}: PostgreSQL keeps names that begin with pg_ to itself.")
+        raise BadSchemaName(f"schema is {shown(schema)}: PostgreSQL keeps names that begin with pg_ to itself.")
     return schema
 
 
