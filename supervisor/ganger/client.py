@@ -500,7 +500,7 @@ def _finite(digits: str) -> float:
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, or ValueError: of two values under one key PostgreSQL would keep one, and nobody would know."""
+    """An object of JSON, or ValueError: of two values under one key PostgreSQL would keep one; nobody would know."""
     made = dict(pairs)
     if len(made) < len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
