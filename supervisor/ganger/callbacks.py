@@ -31,15 +31,22 @@ class Callbacks:
             try:
                 result = function(*arguments)
             except Exception as error:
-                told = {"type": type(error).__name__, "message": str(error)}
-                self._events.emit("callback-error", callback=name, error=told)
+                self._tell(name, error)
             else:
                 then(result)
 
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ganger-callbacks", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="ganger-callbacks", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # a limit on processes or memory: jobs run on without it
+                self._tell(name, error)
+                return
+            self._thread = thread
         self._queue.put(act)
+
+    def _tell(self, name: str, error: Exception) -> None:
+        self._events.emit("callback-error", callback=name, error={"type": type(error).__name__, "message": str(error)})
 
     def close(self, given_up: Callable[[], bool] = lambda: False) -> None:
         """Wait until every callback that was queued has returned, or until they are given up."""

@@ -230,6 +230,10 @@ def low_recursion(job: Job) -> None:
     sys.setrecursionlimit(60)
 
 
+def _refuse(*arguments: Any) -> int:
+    raise RuntimeError("can't start new thread")
+
+
 @handlers.job("late-atexit")
 def late_atexit(job: Job) -> None:
     """Leave work for the end of the process: an exit function, a buffered log record, half a line."""
@@ -237,7 +241,9 @@ def late_atexit(job: Job) -> None:
     target = logging.StreamHandler(sys.stdout)
     logging.getLogger().addHandler(logging.handlers.MemoryHandler(100, target=target))
     logging.getLogger().error("buffered record")
-    if job.payload is not None:
+    if job.payload == "no thread":
+        ganger_child.child.start_new_thread = _refuse
+    elif job.payload is not None:
         ganger_child.child._RETIRE_BOUND = job.payload  # type: ignore[misc]
         atexit.register(time.sleep, 60)
 

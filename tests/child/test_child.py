@@ -369,8 +369,10 @@ def test_output_comes_before_the_report(fresh: Driver) -> None:
     assert fresh.output() == "a line \\udc80 \N{SNOWMAN}\nto stderr\nraw\nno end of line"
 
 
-def test_what_the_jobs_left_is_flushed_at_the_end(fresh: Driver) -> None:
-    fresh.run("late-atexit")
+@pytest.mark.parametrize("limit", [None, "no thread"])
+def test_what_the_jobs_left_is_flushed_at_the_end(fresh: Driver, limit: str | None) -> None:
+    """Also where a limit that the job has set leaves no thread to watch over it."""
+    fresh.run("late-atexit", limit)
     fresh.wire.send("retire")
     assert fresh.exit_code() == 0
     assert "own atexit" in fresh.output()

@@ -149,7 +149,8 @@ class Child:
 
     def retire(self) -> None:
         """Flush and close what the jobs left open, as far as ``_RETIRE_BOUND`` seconds allow."""
-        start_new_thread(_exit_later, (_RETIRE_BOUND,))
+        with suppress(RuntimeError):  # a limit of the job on processes or memory: then the supervisor ends us
+            start_new_thread(_exit_later, (_RETIRE_BOUND,))
         for step in (self._coroutines.close, atexit._run_exitfuncs, logging.shutdown, _flush):
             with suppress(BaseException):
                 step()
