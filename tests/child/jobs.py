@@ -242,7 +242,7 @@ def late_atexit(job: Job) -> None:
     logging.getLogger().addHandler(logging.handlers.MemoryHandler(100, target=target))
     logging.getLogger().error("buffered record")
     if job.payload == "no thread":
-        ganger_child.child.start_new_thread = _refuse
+        ganger_child.child.start_new_thread = _refuse  # type: ignore[attr-defined]
     elif job.payload is not None:
         ganger_child.child._RETIRE_BOUND = job.payload  # type: ignore[misc]
         atexit.register(time.sleep, 60)
