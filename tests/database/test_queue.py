@@ -441,7 +441,7 @@ def test_a_beat_brings_what_the_database_thinks_is_ours(conn: db.Connection) -> 
     assert db.beat(conn, S, one, "draining", {"slots": 3}) == (
         HeldRow(job.job_id, job.run_id, job.claim_id, "cancelled"),
     )
-    assert rows(conn, "beat, phase, info", "supervisor", "supervisor_id") == [
+    assert rows(conn, "beat, phase, info", "supervisor", "beat DESC") == [
         (2, "draining", {"slots": 3}), (0, "running", {}),
     ]  # fmt: skip
     assert db.beat(conn, S, 99, "running", {}) is None

@@ -131,7 +131,7 @@ def test_a_job_that_lasts_longer_than_the_lease_runs_once(stage: Stage) -> None:
     stage.wait_lines("noted")
     other = stage.run("-c", "1", "--lease", "6")
     beats: list[datetime] = []
-    query = "SELECT beat_at FROM proletarian.supervisor ORDER BY supervisor_id LIMIT 1"
+    query = "SELECT beat_at FROM proletarian.supervisor ORDER BY started_at LIMIT 1"
 
     def ended() -> bool:
         for (beat,) in stage.rows(query):
