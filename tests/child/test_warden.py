@@ -199,6 +199,7 @@ def test_an_exit_in_the_middle_is_told_as_it_was(make_driver: DriverFactory) -> 
     assert not any(map(alive, hidden(driver)))
 
 
+@pytest.mark.slow
 def test_a_child_that_is_signalled_right_after_its_fork_takes_nobody_along(make_driver: DriverFactory) -> None:
     """D58, https://github.com/ansible/ansible/pull/87199: SIGTERM comes within a millisecond of the fork, while the
     child still has what its parent had for signals, 200 times. It takes no notice: each gets ready, each end is told,

@@ -19,6 +19,7 @@ from tests.stories.stage import Stage
 # What a child leaves behind
 
 
+@pytest.mark.slow
 def test_what_a_job_holds_back_is_flushed(stage: Stage) -> None:
     """D83, https://github.com/frappe/frappe/pull/43036: a MemoryHandler, a print without a newline, and a record
     in a queue whose listener has a thread: all come out, with the job or when its child ends. An end that does not come
@@ -160,7 +161,7 @@ def test_three_jobs_that_obey_differently_have_all_timed_out_and_the_rung_is_tol
 
 
 def test_jobs_that_failed_together_do_not_come_back_together(stage: Stage) -> None:
-    """D62, https://github.com/payloadcms/payload/issues/16318: 300 jobs fail within a second or so. Their next runs are
+    """D62, https://github.com/payloadcms/payload/issues/16318: 200 jobs fail within a second or so. Their next runs are
     spread as ``Retry.exponential`` says, a quarter downwards; attempt 60 of another is capped and overflows nothing."""
     stage.handlers("""
         handlers = Handlers()
@@ -169,12 +170,12 @@ def test_jobs_that_failed_together_do_not_come_back_together(stage: Stage) -> No
             raise ValueError
     """)
     with stage.conn.transaction():
-        enqueue_many(stage.conn, [NewJob("fails", number) for number in range(300)])
+        enqueue_many(stage.conn, [NewJob("fails", number) for number in range(200)])
         late = stage.enqueue("fails")
         stage.conn.execute("UPDATE proletarian.job SET attempts = 59 WHERE job_id = %s", [late])
     supervisor = stage.run("-c", "2", "--log-level", "error")
     wait_until(
-        lambda: stage.rows("SELECT count(*) FROM proletarian.job WHERE state = 0 AND attempts > 0") == [(301,)], 60,
+        lambda: stage.rows("SELECT count(*) FROM proletarian.job WHERE state = 0 AND attempts > 0") == [(201,)], 60,
         supervisor.story,
     )  # fmt: skip
     failed = "(history -> -1 ->> 'ended_at')::timestamptz"
@@ -185,7 +186,7 @@ def test_jobs_that_failed_together_do_not_come_back_together(stage: Stage) -> No
     quarters = [
         sum(low <= wait / timedelta(seconds=1) < low + 6.25 for wait in waits) for low in (75, 81.25, 87.5, 93.75)
     ]
-    assert all(count > 30 for count in quarters), f"not spread: {quarters}"
+    assert all(count > 20 for count in quarters), f"not spread: {quarters}"
     ((wait,),) = stage.rows(query, 60)
     assert timedelta(seconds=1349) < wait < timedelta(seconds=1801)
     assert supervisor.stop() == 0

@@ -213,7 +213,7 @@ DEAF = {
 }
 
 
-@pytest.mark.parametrize("how", DEAF)
+@pytest.mark.parametrize("how", ["closed", *(pytest.param(how, marks=pytest.mark.slow) for how in [*DEAF][1:])])
 def test_jobs_run_where_nobody_takes_what_is_said(stage: Stage, how: str) -> None:
     """Nor does a sentence at the end keep it: the database here cannot be reached by the second supervisor."""
     stage.handlers(HANDLERS)
@@ -386,6 +386,7 @@ def test_words_beyond_ascii_pass_through_a_locale_that_has_none(stage: Stage, ho
 # Descriptors and processes run out
 
 
+@pytest.mark.slow
 def test_no_descriptor_is_left_behind_by_any_number_of_jobs(stage: Stage) -> None:
     """D74, https://github.com/RolnickLab/ami-data-companion/issues/145: descriptors of parent and fork server stay as
     many as they were. A thousand tiny jobs in reused children and two hundred in fresh ones show a leak per job, per
