@@ -70,6 +70,18 @@ def test_a_job_goes_down_and_its_result_comes_up(make_driver: DriverFactory) -> 
         assert (None if returned.result is None else json.loads(returned.result)) == payload
 
 
+def test_thousands_of_job_types_are_told(make_driver: DriverFactory) -> None:
+    """More than fit into one datagram."""
+    driver = make_driver(HANDLERS + "\nfor number in range(4000): handlers.job(f'type-{number}', timeout=60)(echo)\n")
+    ready = driver.start_template()
+    assert ready.job_types is not None
+    assert len(ready.job_types) > 4000
+    driver.start_warden()
+    driver.start_child()
+    driver.begin("type-3999", "7")
+    assert driver.expect(m.JobReturned).result == b"7"
+
+
 def test_a_retired_child_exits_by_itself(make_driver: DriverFactory) -> None:
     driver = make_driver(HANDLERS)
     driver.start()

@@ -166,6 +166,29 @@ def test_strange_job_types_cannot_break_a_line_and_payload_is_never_shown(stage:
         assert b"hunter" not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
 
 
+def test_the_longest_and_oddest_job_types_run_and_are_shown_shortly(stage: Stage) -> None:
+    """Among them marks that turn the line round, 4-byte characters, percent signs, and nothing that can be shown."""
+    stage.handlers("""
+        def handle(job_type, payload):
+            with open(FOLDER / "ledger", "a") as file: file.write("begin\\n")
+            while not (FOLDER / "go").exists(): time.sleep(0.05)
+            return len(job_type)
+    """)
+    supervisor = stage.run("-c", "4", target="story:handle")
+    kinds = ("\U0001f600" * 500, "\u202e\u2066 %s\n\x1b[2J\U0001f600" * 45, "\x01\u200f", "x" * 499)
+    for kind in kinds:
+        stage.enqueue(kind)
+    stage.wait_lines("ledger", 4)
+    wait_until(lambda: sum(t.job_type is not None for t in picture(supervisor)["warden"]) == 4, 10, supervisor.story)
+    for line in shown(supervisor):
+        assert line.isprintable()
+        assert len(line) <= 200
+    (stage.folder / "go").touch()
+    lengths = "SELECT (result #>> '{}')::int FROM proletarian.archived_job WHERE status = 'success' ORDER BY 1"
+    wait_until(lambda: len(stage.rows(lengths)) == 4, 15, supervisor.story)
+    assert [length for (length,) in stage.rows(lengths)] == sorted(map(len, kinds))
+
+
 def test_a_title_has_200_characters_at_most(stage: Stage) -> None:
     queues = ",".join(f"a-queue-with-a-rather-long-name-{number}=1" for number in range(10))
     stage.handlers("""
