@@ -43,7 +43,7 @@ def test_every_setting_is_an_option_of_run_in_one_group() -> None:
 COMMANDS = [
     (), ("run",), ("enqueue",), ("install",), ("reset",), ("status",), ("check",), ("db",), ("db", "reset"), ("jobs",),
     ("jobs", "list"), ("jobs", "show"), ("jobs", "cancel"), ("jobs", "kill"), ("jobs", "retry"), ("pause",),
-    ("resume",), ("prune",),
+    ("resume",), ("prune",), ("top",),
 ]  # fmt: skip
 
 
@@ -98,6 +98,8 @@ WRONG_USAGE: list[tuple[tuple[str, ...], str]] = [
     (("jobs", "kill", "9d3f01c2", "--queue", "q"), "not ids and filters both"),
     (("jobs", "retry", "--state", "running"), "give some of success, failure, cancelled"),
     (("pause", ""), "QUEUE is empty"),
+    (("top",), "top needs a terminal"),
+    (("top", "--json", "--stream"), "not allowed with"),
     (("prune",), "--older-than"),
     (("prune", "--older-than", "old"), "--older-than is 'old'"),
     (("prune", "--older-than", "1d", "--state", "ready"), "--state is 'ready'"),

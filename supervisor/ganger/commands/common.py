@@ -9,7 +9,7 @@ import argparse
 import os
 import select
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import Field
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
@@ -199,75 +199,6 @@ def locate(settings: Mapping[str, Any]) -> Place:
 
     tell_if_local(settings)
     return locate(settings.get("database_url"))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What is shown
-
-
-def age(seconds: float | None) -> str:
-    """A time as people read it: 42s, 12m, 3.5h, 2.1d."""
-    if seconds is None:
-        return ""
-    for unit, length in (("d", 86400), ("h", 3600)):
-        if seconds >= 1.5 * length:
-            return f"{seconds / length:.1f}{unit}"
-    return f"{seconds / 60:.0f}m" if seconds >= 120 else f"{max(seconds, 0):.0f}s"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> str:
-    """Columns as wide as they must be; numbers to the right."""
-    if not rows:
-        return empty
-    cells = [list(head), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    right = [all(isinstance(row[column], int) for row in rows) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in cells
-    )
-
-
-def clock(text: object) -> str:
-    """An ISO 8601 time as people read it, in UTC: to the second, with the day."""
-    from datetime import UTC, datetime
-
-    try:
-        return f"{datetime.fromisoformat(str(text)).astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
-    except (ValueError, OverflowError):  # infinity, or a year that Python does not know
-        return str(text)
-
-
-def since(text: str | None) -> str:
-    """How long ago an ISO 8601 time is."""
-    from datetime import UTC, datetime
-
-    try:
-        return "" if text is None else age((datetime.now(UTC) - datetime.fromisoformat(text)).total_seconds())
-    except (ValueError, OverflowError):
-        return str(text)
-
-
-def size(number: float | None) -> str:
-    """Bytes as people read them: 512K, 3.4M, 2.0G."""
-    if number is None:
-        return ""
-    for unit, length in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
-        if number >= length:
-            return f"{number / length:.1f}{unit}" if number < 10 * length else f"{number / length:.0f}{unit}"
-    return f"{number:.0f}"
-
-
-def lasting(seconds: float | None) -> str:
-    """A duration as people read it, exact where it is short: 0.02s, 4.1s, 73s, 12m, 3.5h."""
-    if seconds is None:
-        return ""
-    if seconds < 10:
-        return f"{seconds:.2f}s" if seconds < 1 else f"{seconds:.1f}s"
-    return age(seconds)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

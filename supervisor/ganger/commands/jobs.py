@@ -25,16 +25,11 @@ from ganger.commands.common import (
     add_command,
     add_database,
     add_yes,
-    age,
-    clock,
     confirm,
     database_of,
-    lasting,
-    since,
-    size,
-    table,
 )
 from ganger.config import ConfigError
+from ganger.formats import age, clock, lasting, since, size, table
 
 if TYPE_CHECKING:
     from ganger.database import Connection

@@ -7,18 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ganger.commands.common import (
-    DATABASE,
-    OK,
-    Commands,
-    add_command,
-    add_database,
-    age,
-    locate,
-    schema_of,
-    settings_of,
-    table,
-)
+from ganger.commands.common import DATABASE, OK, Commands, add_command, add_database, locate, schema_of, settings_of
+from ganger.formats import age, table
 
 if TYPE_CHECKING:
     from ganger.database import Status

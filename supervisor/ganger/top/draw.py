@@ -1,0 +1,301 @@
+"""The lines of ``ganger top``: a view, cut to a screen of so many columns and rows.
+
+Only rows that are visible are made. Columns have fixed widths, but for the one that takes what is left; what does not
+fit is cut, never wrapped. Nothing is read here, and no time is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
+from rich.text import Text
+
+from ganger.formats import age, lasting, size
+from ganger.top.model import Ended, Process, Queue, Slot, Supervisor, View
+
+WIDE: Final = 120  # columns from which on there is room for more
+KEYS: Final = "↑↓ select  enter tree  c cancel  K kill  r retry  p pause queue  q quit"
+HEAD: Final = "bold reverse"
+PHASES: Final = {"running": "green", "draining": "yellow", "terminating": "red"}
+STATUSES: Final = {"success": "green", "failure": "red", "cancelled": "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A row that a key is about: a run by its short id and attempt, or an ended job by its id."""
+
+    short_id: str = ""
+    attempt: int = 0
+    job_id: UUID | None = None
+
+    @staticmethod
+    def of(row: Slot | Ended) -> Chosen:
+        return Chosen(row.short_id, row.attempt) if isinstance(row, Slot) else Chosen(job_id=row.job_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """What is drawn beside the view. ``footer``: what is asked or told, in place of the keys."""
+
+    width: int
+    height: int
+    clock: str
+    chosen: Chosen | None = None
+    tree: bool = False
+    footer: str = ""
+
+
+class Lines:
+    """Lines that fit already, for rich to show: it need not look where to wrap them, which took half of its time."""
+
+    def __init__(self, lines: Sequence[Text]) -> None:
+        self.lines = lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for number, line in enumerate(self.lines, 1):
+            yield from line.render(console, "\n" if number < len(self.lines) else "")
+
+
+class Column(NamedTuple):
+    head: str
+    width: int  # 0: what is left
+    cell: Callable[[Any], object]
+    right: bool = False
+    wide: bool = False  # only on a wide screen
+    style: Callable[[Any], str] = lambda row: ""
+
+
+def selectable(view: View) -> list[Slot | Ended]:
+    """The rows that can be chosen, in their order on the screen."""
+    return [*view.slots, *view.ended]
+
+
+def draw(view: View, screen: Screen) -> list[Text]:
+    """``screen.height`` lines at most."""
+    chosen = next((row for row in selectable(view) if Chosen.of(row) == screen.chosen), None)
+    tree = _tree(chosen) if screen.tree and isinstance(chosen, Slot) else None
+    sections = [
+        _Section(_SUPERVISORS, view.supervisors, 2),
+        _Section(_SLOTS, view.slots, 3),
+        tree or _Section(_QUEUES, view.queues, 2),
+        _Section(_ENDED, view.ended, 3),
+    ]
+    shares = _share([len(section.rows) for section in sections], [s.least for s in sections], screen.height - 2)
+    lines = [_title(view, screen)]
+    for section, share in zip(sections, shares, strict=True):
+        lines += section.draw(share, screen, chosen)
+    lines = lines[: screen.height - 1]
+    return [*lines, _cut(Text(screen.footer or KEYS, "bold yellow" if screen.footer else "dim"), screen.width)]
+
+
+def _share(counts: Sequence[int], least: Sequence[int], height: int) -> list[int]:
+    """How many rows each section shows: its least first, then the runs, then the others. A section without rows takes
+    no line, one with rows takes a line for its head."""
+    shares = [0] * len(counts)
+    for number in (1, 3, 2, 0):  # where there is no room at all, runs stand above the rest
+        head = 1 if counts[number] else 0
+        shares[number] = max(0, min(counts[number], least[number], height - head))
+        height -= shares[number] + (head if shares[number] else 0)
+    for number in (1, 3, 2, 0):
+        more = max(0, min(counts[number] - shares[number], height)) if shares[number] else 0
+        shares[number] += more
+        height -= more
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    least: int
+
+    def draw(self, share: int, screen: Screen, chosen: object) -> list[Text]:
+        """The head and ``share`` rows: the first ones, or those around the chosen one."""
+        if not share:
+            return []
+        columns = [column for column in self.columns if screen.width >= WIDE or not column.wide]
+        fixed = sum(column.width for column in columns) + len(columns) - 1
+        widths = [column.width or max(screen.width - fixed, 4) for column in columns]
+        first = 0
+        if chosen in self.rows:
+            first = min(max(0, list(self.rows).index(chosen) - share // 2), len(self.rows) - share)
+        hidden = len(self.rows) - share
+        lines = [_head(columns, widths, screen.width, f" {hidden} more" if hidden else "")]
+        for row in self.rows[first : first + share]:
+            lines.append(_row(columns, widths, row, screen.width, marked=row is chosen))
+        return lines
+
+
+def _head(columns: Sequence[Column], widths: Sequence[int], width: int, note: str) -> Text:
+    words = (_fit(column.head, cells, column.right) for column, cells in zip(columns, widths, strict=True))
+    text = set_cell_size(" ".join(words), width)
+    return Text(text[: len(text) - len(note)] + note if note else text, HEAD)
+
+
+def _row(columns: Sequence[Column], widths: Sequence[int], row: Any, width: int, *, marked: bool) -> Text:
+    text, spans = "", []
+    for column, cells in zip(columns, widths, strict=True):
+        cell = _fit(str(column.cell(row)), cells, column.right)
+        style = column.style(row)
+        if style and not marked:
+            spans.append((style, len(text), len(text) + len(cell)))
+        text += cell + " "
+    made = Text(set_cell_size(text[:-1], width), "reverse" if marked else "")
+    for style, start, end in spans:
+        made.stylize(style, start, end)
+    return made
+
+
+def _fit(text: str, width: int, right: bool = False) -> str:
+    """Exactly ``width`` columns of a text, whatever characters it has."""
+    if not text.isprintable():
+        text = "".join(character if character.isprintable() else "?" for character in text)
+    if right and (short := width - cell_len(text)) > 0:
+        return " " * short + text
+    return set_cell_size(text, width)
+
+
+def _cut(text: Text, width: int) -> Text:
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The title
+
+
+def _title(view: View, screen: Screen) -> Text:
+    text = Text("ganger top ", "bold")
+    slots = len(view.slots) + view.idle
+    text.append(f"{screen.clock} on {view.host}  {len(view.slots)}/{slots} slots busy", "")
+    if view.error is not None:
+        text.append(f"  database: {view.error}", "bold red")
+    elif any(queue.paused and not queue.name for queue in view.queues):
+        text.append("  all queues are paused", "bold yellow")
+    return _cut(text, screen.width)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Supervisors
+
+_LATE: Final = 0.25  # of a lease without a beat: worth a colour
+
+
+def _beat(one: Supervisor) -> str:
+    return "" if one.beat_age is None else age(one.beat_age)
+
+
+def _beat_style(one: Supervisor) -> str:
+    late = one.beat_age is not None and one.lease is not None and one.beat_age > _LATE * one.lease
+    return "bold red" if late else ""
+
+
+_SUPERVISORS: Final = (
+    Column("SUPERVISOR", 24, lambda one: one.name),
+    Column("HOST", 16, lambda one: one.host, wide=True),
+    Column("PID", 8, lambda one: one.pid, right=True, wide=True),
+    Column("PHASE", 11, lambda one: one.phase, style=lambda one: PHASES.get(one.phase, "")),
+    Column("BUSY", 7, lambda one: f"{one.running}/{one.slots}", right=True),
+    Column("BEAT", 5, _beat, right=True, style=_beat_style),
+    Column("SLOTS", 0, lambda one: " ".join(f"{name}={slots}" for name, slots in one.lanes)),
+)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs
+
+
+def _place(slot: Slot) -> str:
+    return slot.slot if slot.slot is not None else f"@{slot.host}"
+
+
+def _limit(slot: Slot) -> str:
+    return age(slot.age) if slot.limit is None else f"{age(slot.age)}/{age(slot.limit)}"
+
+
+def _limit_style(slot: Slot) -> str:
+    share = slot.age / slot.limit if slot.limit else 0.0
+    return "bold red" if share > 1 else "yellow" if share > 0.9 else ""
+
+
+def _bar(slot: Slot, width: int) -> str:
+    """The progress as a bar and a number."""
+    if slot.progress is None:
+        return ""
+    filled = round(min(slot.progress, 100) * width / 100)
+    return f"{'█' * filled}{'░' * (width - filled)}{slot.progress:>4}%"
+
+
+def _state(slot: Slot) -> str:
+    return f"{slot.job_type} ({slot.cancel})" if slot.cancel else slot.job_type
+
+
+_SLOTS: Final = (
+    Column("SLOT", 12, _place),
+    Column("JOB TYPE", 0, _state, style=lambda slot: "yellow" if slot.cancel else "bold"),
+    Column("JOB", 8, lambda slot: slot.short_id),
+    Column("TRY", 3, lambda slot: slot.attempt, right=True),
+    Column("AGE/LIMIT", 10, _limit, right=True, style=_limit_style),
+    Column("DONE", 9, lambda slot: _bar(slot, 4), style=lambda slot: "cyan"),
+    Column("LEFT", 5, lambda slot: "" if slot.left is None else age(slot.left), right=True, wide=True),
+    Column("CPU%", 5, lambda slot: "" if slot.cpu is None else f"{slot.cpu:.0f}", right=True),
+    Column("MEM", 5, lambda slot: size(slot.rss), right=True),
+    Column("PR", 3, lambda slot: len(slot.processes) or "", right=True),
+    Column("QUEUE", 14, lambda slot: slot.queue or "", wide=True),
+    Column("SUPERVISOR", 24, lambda slot: slot.supervisor, wide=True),
+)
+
+
+def _tree(slot: Slot) -> _Section:
+    """The processes of a run, below what is known of its job."""
+    columns = (
+        Column("PID", 9, lambda one: one.pid, right=True),
+        Column("CPU%", 5, lambda one: "" if one.cpu is None else f"{one.cpu:.0f}", right=True),
+        Column("MEM", 5, lambda one: size(one.rss), right=True),
+        Column(f"PROCESSES of {slot.job_id or slot.short_id}", 0, _indented),
+    )
+    return _Section(columns, slot.processes or (Process(0, 0, "not on this host", None, 0),), 6)
+
+
+def _indented(process: Process) -> str:
+    return "  " * process.depth + process.name
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Queues, and what ended
+
+
+def _queue_name(queue: Queue) -> str:
+    return (queue.name or "all queues") + (" (paused)" if queue.paused else "")
+
+
+_QUEUES: Final = (
+    Column("QUEUE", 0, _queue_name, style=lambda queue: "bold yellow" if queue.paused else ""),
+    Column("READY", 9, lambda queue: queue.ready, right=True),
+    Column("SCHEDULED", 9, lambda queue: queue.scheduled, right=True),
+    Column("RUNNING", 9, lambda queue: queue.running, right=True),
+    Column("OLDEST", 7, lambda queue: "" if queue.oldest is None else age(queue.oldest), right=True),
+)
+
+
+def _how(ended: Ended) -> str:
+    return f"{ended.status} {ended.reason}" if ended.reason and ended.reason != ended.status else ended.status
+
+
+_ENDED: Final = (
+    Column("ENDED", 7, lambda ended: f"{age(ended.ago)} ago", right=True),
+    Column("JOB TYPE", 0, lambda ended: ended.job_type),
+    Column("JOB", 8, lambda ended: ended.job_id.hex[-8:]),
+    Column("TRY", 3, lambda ended: ended.attempts, right=True),
+    Column("HOW", 20, _how, style=lambda ended: STATUSES.get(ended.status, "")),
+    Column("WALL", 6, lambda ended: lasting(ended.wall), right=True),
+    Column("MEM", 5, lambda ended: size(ended.rss), right=True),
+    Column("QUEUE", 14, lambda ended: ended.queue, wide=True),
+    Column("HOST", 16, lambda ended: ended.host or "", wide=True),
+)
