@@ -16,24 +16,25 @@ from tests.bench.soak import Sample
 from tests.bench.workloads import Workload
 
 OURS, THEIRS, FLOOR = "#c2410c", "#94a3b8", "#e2e8f0"
-COLUMNS = 3
+COLUMNS = 4
 WIDE = 20  # times between the longest and the shortest bar: more than that needs a logarithmic scale
 
 matplotlib.use("Agg")
 
 
 def bars(path: Path, workloads: Iterable[Workload], results: Results) -> None:
-    """A panel for each workload's first metric, and for what else several queues have a value of."""
+    """A panel for each metric that is to be drawn and that somebody else has a value of too; none, no picture."""
     panels = [
         (workload, metric)
         for workload in workloads
         for metric in workload.metrics
-        if metric is workload.metrics[0] or len(results.series(workload.name, metric.key)) > 2
-        if results.series(workload.name, metric.key)
+        if metric.drawn and len(results.series(workload.name, metric.key)) > 1
     ]
+    if not panels:
+        return
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    size = (5 * columns, 2.9 * rows + 0.3)
+    size = (4.4 * columns, 2.9 * rows + 0.3)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")

@@ -16,11 +16,13 @@ Rounds = Sequence[float | None]  # one value per round; None: it was not measure
 
 @dataclass(frozen=True)
 class Metric:
-    """One number that a workload measures: its key, what is printed above it, and which way is better."""
+    """One number that a workload measures: its key, what is printed above it, which way is better, and whether it is
+    drawn."""
 
     key: str
     title: str
     better: Literal["more", "less"]
+    drawn: bool = False
 
 
 class Spread(NamedTuple):

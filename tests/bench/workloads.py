@@ -32,9 +32,9 @@ class Workload:
         return next(metric for metric in self.metrics if metric.key == key)
 
 
-RATE: Final = Metric("jobs_s", "jobs/s", "more")
+RATE: Final = Metric("jobs_s", "jobs/s", "more", drawn=True)
 CPU: Final = Metric("cpu_ms", "CPU ms/job", "less")  # of workers, store and client; hardly moves with other load
-SHARE: Final = Metric("share", "% of 2 CPUs in jobs", "more")
+SHARE: Final = Metric("share", "% of 2 CPUs in jobs", "more", drawn=True)
 
 WORKLOADS: Final = (
     Workload(
@@ -60,7 +60,7 @@ WORKLOADS: Final = (
     Workload(
         "w3", "enqueue to start of the handler, idle system", latency.start_latency, 200,
         (
-            Metric("p50_ms", "p50 ms", "less"), Metric("p99_ms", "p99 ms", "less"),
+            Metric("p50_ms", "p50 ms", "less", drawn=True), Metric("p99_ms", "p99 ms", "less", drawn=True),
             Metric("worst_ms", "worst ms", "less"),
         ),
         (Goal("p50_ms", 3.0), Goal("p99_ms", 10.0)), quick=60,
@@ -68,7 +68,7 @@ WORKLOADS: Final = (
     Workload(
         "w4", "the first jobs of a backlog of a million", throughput.deep_backlog, 2000,
         (
-            RATE, Metric("kept", "of the shallow rate", "more"),
+            RATE, Metric("kept", "of the shallow rate", "more", drawn=True),
             Metric("kept_held", "with a held transaction", "more"),
         ),
         (Goal("kept", 0.95), Goal("kept_held", 0.7)),
@@ -76,15 +76,15 @@ WORKLOADS: Final = (
     Workload(
         "w5", "enqueueing by one client", latency.enqueueing, 1000,
         (
-            Metric("single_s", "single/s", "more"), Metric("together_s", "100 per transaction/s", "more"),
-            Metric("bulk_s", "bulk/s", "more"),
+            Metric("single_s", "single/s", "more", drawn=True), Metric("together_s", "100 per transaction/s", "more"),
+            Metric("bulk_s", "bulk/s", "more", drawn=True),
         ),
         (Goal("single_s", 1.0, "any postgres"), Goal("bulk_s", 40_000.0)),
     ),
     Workload(
         "w6", "lateness of a kill at a limit of 1 s", accidents.limits, 1,
         (
-            Metric("late_s", "median s late", "less"), Metric("worst_s", "worst s late", "less"),
+            Metric("late_s", "median s late", "less", drawn=True), Metric("worst_s", "worst s late", "less"),
             Metric("left", "processes left", "less"), *(
                 Metric(f"late_{kind}_s", kind, "less") for kind in accidents.LIMITED
             ),
@@ -94,7 +94,8 @@ WORKLOADS: Final = (
     Workload(
         "w7", "death to the next attempt", accidents.recovery, 1,
         (
-            Metric("child_s", "child killed, s", "less"), Metric("parent_s", "parent killed, s", "less"),
+            Metric("child_s", "child killed, s", "less", drawn=True),
+            Metric("parent_s", "parent killed, s", "less", drawn=True),
             Metric("host_s", "host lost, s over the lease", "less"), Metric("orphans", "processes left", "less"),
         ),
         (Goal("child_s", 0.1), Goal("parent_s", 1.0), Goal("host_s", 2.0)), peer_rounds=1,
@@ -102,7 +103,8 @@ WORKLOADS: Final = (
     Workload(
         "w8", "at rest: memory, start, idle CPU", footprint.at_rest, 1,
         (
-            Metric("uss_mb", "USS MB", "less"), Metric("first_s", "start to first job, s", "less"),
+            Metric("uss_mb", "USS MB", "less", drawn=True),
+            Metric("first_s", "start to first job, s", "less", drawn=True),
             Metric("idle_cpu", "idle % of a core", "less"),
         ),
         (Goal("uss_mb", 40.0), Goal("first_s", 0.6), Goal("idle_cpu", 0.3)),
