@@ -9,7 +9,7 @@ import pytest
 
 from ganger.core import messages as m
 from ganger.core.machine import Machine
-from ganger.core.rules import BOOT_CRASHES, CLOSE_LIMIT, START_LIMIT, LaneRules, Rules
+from ganger.core.rules import BOOT_CRASHES, CLOSE_LIMIT, KILL_PATIENCE, START_LIMIT, LaneRules, Rules
 from ganger.core.slot import State
 
 C = TypeVar("C", bound=m.Command)
@@ -378,6 +378,21 @@ def test_a_child_that_has_obeyed_its_limit_flushes_no_longer_than_the_ladder_las
     assert not desk.said(m.Kill)
     desk.wait(0.2)
     assert len(desk.said(m.Kill)) == 1
+
+
+def test_a_warden_that_does_not_acknowledge_a_kill_is_continued_and_then_killed_itself() -> None:
+    desk = Desk(timeout=10.0, grace=0.0)
+    desk.running()
+    desk.wait(10.1)
+    assert len(desk.said(m.Kill)) == 1
+    desk.wait(KILL_PATIENCE)
+    assert len(desk.said(m.ContinueWarden)) == 1
+    assert not desk.said(m.KillDirectly)
+    desk.wait(KILL_PATIENCE)
+    assert len(desk.said(m.KillDirectly)) == 1
+    desk.hear(m.WardenExited(SLOT, "signal 9"))
+    assert "job-timed-out" in desk.events()
+    assert "job-lost" not in desk.events(), "it was we who killed its warden"
 
 
 # ---- children that do not boot ---------------------------------------------------------------------------------------
