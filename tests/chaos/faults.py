@@ -272,8 +272,11 @@ def failed_over_forgetting(world: World, host: Host) -> Pauses:
 
 
 def database_clock_jumped(world: World, host: Host) -> Pauses:
-    """Forwards by much; backwards only a little, for a row that is scheduled waits as long as the clock went back."""
-    world.cluster.primary.clock.jump(world.rng.choice([-3, -2, 5, 60, 3600]))
+    """Forwards by much; backwards only a little, for a row that is scheduled waits as long as the clock went back. So
+    the servers jump together, and differ by seconds."""
+    seconds = world.rng.choice([-3, -2, 5, 60, 3600])
+    for server in world.cluster.servers:
+        server.clock.jump(seconds + world.rng.choice([-1, 0, 1]))
     yield 0
 
 
