@@ -65,7 +65,7 @@ class Server:
         self._program = program
         self._process: subprocess.Popen[bytes] | None = None
         self.address = "127.0.0.1", port
-        self.conninfo = f"host=127.0.0.1 port={port} user=postgres dbname=postgres connect_timeout=2"
+        self.conninfo = f"host=127.0.0.1 port={port} user=postgres dbname=postgres connect_timeout=10"
 
     def configure(self, **settings: str) -> None:
         """Write the settings that can change; a running server reads them at once."""
@@ -152,7 +152,7 @@ class Cluster:
         """The primary's, whichever server it is."""
         ports = ",".join(str(server.port) for server in sorted(self.servers, key=lambda server: server.port))
         return (
-            f"host=127.0.0.1,127.0.0.1 port={ports} user=postgres dbname=postgres connect_timeout=2 "
+            f"host=127.0.0.1,127.0.0.1 port={ports} user=postgres dbname=postgres connect_timeout=10 "
             "target_session_attrs=primary"
         )
 
