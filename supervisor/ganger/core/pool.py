@@ -34,7 +34,7 @@ _OfRun = (
 
 
 class Pool(Endings):
-    """Messages of the gang come in through ``HANDLERS``, orders through the methods; ``Steps`` says what it is made of."""
+    """Messages of the gang come in through ``HANDLERS``, orders through the methods; its state is in ``Steps``."""
 
     __slots__ = ()
 
