@@ -43,7 +43,7 @@ def test_every_setting_is_an_option_of_run_in_one_group() -> None:
 COMMANDS = [
     (), ("run",), ("enqueue",), ("install",), ("reset",), ("status",), ("check",), ("db",), ("db", "reset"), ("jobs",),
     ("jobs", "list"), ("jobs", "show"), ("jobs", "cancel"), ("jobs", "kill"), ("jobs", "retry"), ("pause",),
-    ("resume",), ("prune",), ("top",),
+    ("resume",), ("prune",), ("top",), ("report",),
 ]  # fmt: skip
 
 
@@ -99,6 +99,8 @@ WRONG_USAGE: list[tuple[tuple[str, ...], str]] = [
     (("jobs", "retry", "--state", "running"), "give some of success, failure, cancelled"),
     (("pause", ""), "QUEUE is empty"),
     (("top",), "top needs a terminal"),
+    (("report", "--since", "ever"), "--since is 'ever'"),
+    (("report", "-o", "r.docx"), "-o is 'r.docx'"),
     (("top", "--json", "--stream"), "not allowed with"),
     (("prune",), "--older-than"),
     (("prune", "--older-than", "old"), "--older-than is 'old'"),

@@ -16,11 +16,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ganger.commands import check, db, enqueue, jobs, queues, run, status, tables, top
+from ganger.commands import check, db, enqueue, jobs, queues, report, run, status, tables, top
 from ganger.commands.common import CODES, FAILED, MISCONFIGURED, OK, Failure, Parser, explain, tell
 from ganger.config import ConfigError
 
-COMMANDS = (run, enqueue, status, top, jobs, queues, tables, check, db)  # in the order of the help
+COMMANDS = (run, enqueue, status, top, jobs, report, queues, tables, check, db)  # in the order of the help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
