@@ -138,7 +138,9 @@ def ends_with_a_sentence(supervisor: Running) -> None:
         assert supervisor.named("boot-failed")[0]["error"]
         supervisor.send(signal.SIGTERM)
     if supervisor.ended() != 0:
-        assert supervisor.named("boot-failed") or supervisor.other[-1].startswith("ganger: "), supervisor.story()
+        assert supervisor.named("boot-failed") or any(line.startswith("ganger: ") for line in supervisor.other), (
+            supervisor.story()
+        )
 
 
 def test_too_few_descriptors_are_told_in_a_sentence(stage: Stage) -> None:
@@ -219,7 +221,12 @@ def test_jobs_run_where_nobody_takes_what_is_said(stage: Stage, how: str) -> Non
     stage.handlers(HANDLERS)
     ids = [stage.enqueue(job_type) for job_type in ("fine", "hang", "fine")]
     supervisor = stage.run("-c", "1", prefix=DEAF[how], wait=False)
-    assert [stage.archived(job_id, 60)["reason"] for job_id in ids] == [None, "timeout", None]
+    wait_until(
+        lambda: supervisor.process.poll() is not None or not stage.rows("SELECT 1 FROM proletarian.job LIMIT 1"), 60,
+        lambda: f"jobs are left: {stage.rows('SELECT * FROM proletarian.job')}",
+    )  # fmt: skip
+    assert supervisor.process.poll() is None, f"it has ended with exit code {supervisor.process.returncode}"
+    assert [stage.archived(job_id)["reason"] for job_id in ids] == [None, "timeout", None]
     assert supervisor.cookie
     assert supervisor.stop(limit=30) == 0
     nowhere = "postgresql://nobody@127.0.0.1:1/nothing"
