@@ -49,6 +49,12 @@ def test_the_same_pid_on_another_host_is_another_supervisor() -> None:
     assert [(one.name, one.phase) for one in view.supervisors] == [("web1", "draining"), ("web2", "running")]
 
 
+def test_a_supervisor_in_a_container_is_known_by_the_name_it_has_by_default() -> None:
+    inside = Supervisor("box:5", "box", 5, "running", 0, 4, (), beat_age=1.0, lease=120.0, supervisor_id=7)
+    view = combine(Local("here", (replace(HERE, name="box:5", pid=4711),), ()), Stored((inside,)))
+    assert [(one.host, one.pid, one.phase, one.seen) for one in view.supervisors] == [("box", 5, "draining", True)]
+
+
 def test_without_a_database_the_processes_tell_what_they_can() -> None:
     view = combine(Local("here", (HERE,), (SLOT,), 3), Stored(error="It is away."))
     assert (view.supervisors, view.slots, view.idle, view.error) == ((HERE,), (SLOT,), 3, "It is away.")

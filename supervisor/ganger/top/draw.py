@@ -201,7 +201,7 @@ _SUPERVISORS: Final = (
     Column("HOST", 16, lambda one: one.host, wide=True),
     Column("PID", 8, lambda one: one.pid, right=True, wide=True),
     Column("PHASE", 11, lambda one: one.phase, style=lambda one: PHASES.get(one.phase, "")),
-    Column("BUSY", 7, lambda one: f"{one.running}/{one.slots}", right=True),
+    Column("BUSY", 7, lambda one: f"{one.running}/{one.slots or '?'}", right=True),
     Column("BEAT", 5, _beat, right=True, style=_beat_style),
     Column("SLOTS", 0, lambda one: " ".join(f"{name}={slots}" for name, slots in one.lanes)),
 )

@@ -162,11 +162,14 @@ def combine(local: Local, stored: Stored) -> View:
 
 
 def _supervisors(local: Local, stored: Stored) -> tuple[Supervisor, ...]:
-    """A supervisor that both know has its phase and counts from its title, which is newer."""
+    """A supervisor that both know has its phase and counts from its title, which is newer. In a container on this host
+    it has another host name and pid; if it was given no name of its own, its title tells them."""
     here = {one.pid: one for one in local.supervisors}
+    named = {one.name: one.pid for one in local.supervisors}
     both = []
     for one in stored.supervisors:
-        title = here.pop(one.pid, None) if one.host == local.host else None
+        pid = one.pid if one.host == local.host else named.get(f"{one.host}:{one.pid}")
+        title = here.pop(pid, None) if pid is not None else None
         if title is not None:
             one = replace(
                 one, phase=title.phase, running=title.running, slots=title.slots, lanes=title.lanes, seen=True
