@@ -36,8 +36,8 @@ held = pytest.StashKey[IO[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for number in (signal.SIGINT, signal.SIGQUIT):
-        if signal.getsignal(number) is signal.SIG_IGN:  # by `scripts/test &`, and what stories start inherits it
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:  # by `nohup scripts/test &`, and what stories start inherits it
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if hasattr(config, "workerinput"):
         return
