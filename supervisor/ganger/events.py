@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol, TextIO
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 MOST_LINES: Final = 10_000  # that wait to be written
-MOST_CHARS: Final = 8 << 20
+MOST_CHARS: Final = 4 << 20
 LONGEST_VALUE: Final = 1000  # characters of one value that people are shown
 
 

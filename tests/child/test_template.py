@@ -311,6 +311,7 @@ driver.turn_until(lambda: any(line.text.startswith("hidden") for line in lines),
 print("running", flush=True)
 while True:
     driver.turn(1)
+    gang.reap()  # as the loop does: what a dead slot leaves may come to us a moment later than we hear of it
     for event in events:
         print(type(event).__name__, flush=True)
     events.clear()

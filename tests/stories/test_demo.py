@@ -26,7 +26,7 @@ def test_the_demo_shows_what_it_promises_and_leaves_nothing(folder: Path) -> Non
     assert re.search(r"ganger: supervisor \S+ [23]/3 running default=3", shown)
     assert re.search(r"ganger: warden default/\d stuck-in-c \w{8} attempt 1 \ds/2s", shown)
     assert re.search(r"ganger: child default/\d killed-from-outside \w{8} attempt 1 since", shown)
-    assert re.search(r"job-crashed +killed-from-outside \w{8} attempt 1 SIGKILL", events)
+    assert re.search(r"job-crashed +killed-from-outside \w{8} attempt 1 signal 9 \(SIGKILL\)", events)
     assert re.search(r"job-timed-out +stuck-in-c", events)
     assert re.search(r"job-interrupted +long-wait", events)
     assert re.search(r"job-finished +last-computation", events)

@@ -137,7 +137,7 @@ def test_jobs_run_on_while_the_server_is_away(server: LocalPostgres, own: Stage,
     supervisor = own.run("-c", "4")
     ends_meanwhile, ends_later = own.enqueue("gate", "meanwhile"), own.enqueue("gate", "later")
     too_long = own.enqueue("stuck", timeout=3, grace=0)
-    fails_later = own.enqueue("stuck", timeout=60, grace=0)
+    fails_later = own.enqueue("stuck", timeout=60 + seconds, grace=0)
     own.wait_lines("began", 4)
     began = time.monotonic()
     go_away(server, mode)
