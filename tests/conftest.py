@@ -59,6 +59,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[held].close()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long comes first, so that at the end no process waits for another's long one."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def _hold(folder: Path) -> IO[str]:
     """Hold the folder's lock as long as this process lives; BlockingIOError if another one does."""
     lock = open(folder / "test-run", "r+")

@@ -145,6 +145,7 @@ def test_the_clients_environment_and_the_supervisors_mark_do_not_reach_it(
     assert environ.get("PGDATA", "") != "/nowhere"
 
 
+@pytest.mark.slow
 def test_the_data_is_safe_unless_asked_otherwise_and_the_log_rotates(folder: Path) -> None:
     server = LocalPostgres(folder / "data")
     try:
@@ -200,6 +201,7 @@ def test_a_pid_file_of_an_earlier_boot_that_names_somebody_else(local: LocalPost
         somebody.wait()
 
 
+@pytest.mark.slow
 def test_a_pid_file_that_names_another_folders_server(local: LocalPostgres, folder: Path) -> None:
     local.start()
     data = next(local.data_dir.glob("pg*"))
@@ -218,6 +220,7 @@ def test_a_pid_file_that_names_another_folders_server(local: LocalPostgres, fold
         other.reset()
 
 
+@pytest.mark.slow
 def test_four_first_starts_at_once(local: LocalPostgres) -> None:
     starters = [start_elsewhere(local.data_dir) for _ in range(4)]
     said = [starter.communicate(timeout=120) for starter in starters]
@@ -226,6 +229,7 @@ def test_four_first_starts_at_once(local: LocalPostgres) -> None:
     assert query(local.conninfo, "SELECT 1") == (1,)
 
 
+@pytest.mark.slow
 def test_an_interrupted_first_start_leaves_nothing_half_made(local: LocalPostgres) -> None:
     starter = start_elsewhere(local.data_dir)
     wait_until(lambda: list(local.data_dir.glob("*.unfinished/base")), 60, "initdb under way")
@@ -384,6 +388,7 @@ def copy_wheel(target: Path) -> Path:
     return target
 
 
+@pytest.mark.slow
 @only_root
 def test_a_wheel_that_the_servers_account_cannot_read_is_copied(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private = copy_wheel(folder / "private")

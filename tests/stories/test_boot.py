@@ -16,6 +16,8 @@ import pytest
 from tests.processes import nothing_left, tree, wait_until
 from tests.stories.stage import Running, Stage
 
+pytestmark = pytest.mark.slow
+
 ALLOWANCE = 3.0
 
 

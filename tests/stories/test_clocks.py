@@ -15,6 +15,8 @@ from ganger import enqueue
 from tests.processes import wait_until
 from tests.stories.stage import ROOT, Stage
 
+pytestmark = pytest.mark.slow
+
 # Found by Python before everything else: from here on this process and all below it have another time of day.
 OTHER_TIME = """
 import datetime, os, time

@@ -10,6 +10,8 @@ import pytest
 from tests.processes import wait_until
 from tests.stories.stage import Stage
 
+pytestmark = pytest.mark.slow
+
 SLEEPERS = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%%' AND state = 'active'"
 
 

@@ -15,6 +15,8 @@ from tests.namespaces import control_group
 from tests.processes import alive, wait_until
 from tests.stories.stage import Stage
 
+pytestmark = pytest.mark.slow
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What a child leaves behind
 

@@ -422,6 +422,7 @@ HARM = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", HARM)
 def test_strategies_and_callbacks_that_hang_or_die_cost_no_other_call_and_failed_job_has_its_turn(
     stage: Stage, harm: str

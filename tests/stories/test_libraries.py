@@ -13,6 +13,8 @@ import pytest
 from tests.processes import survivors, wait_until
 from tests.stories.stage import Running, Stage
 
+pytestmark = pytest.mark.slow
+
 
 def nothing_but_ours(supervisor: Running, slots: int) -> None:
     """Of this supervisor there are only its own processes: no helper of a library, no program of a job."""

@@ -17,6 +17,8 @@ import pytest
 from tests.processes import alive, nothing_left, wait_until
 from tests.stories.stage import Running, Stage
 
+pytestmark = pytest.mark.slow
+
 ALLOWANCE = 3.0  # a loaded machine may take so many times as long
 MIB = 1 << 20
 

@@ -12,6 +12,8 @@ import pytest
 from tests.processes import wait_until
 from tests.stories.stage import Running, Stage
 
+pytestmark = pytest.mark.slow
+
 HANDLERS = """
     def gone(job, exception):
         with open(FOLDER / "gone", "a") as file: file.write(f"{job.id} {type(exception).__name__}\\n")

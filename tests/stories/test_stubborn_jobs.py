@@ -17,6 +17,8 @@ from ganger import cancel
 from tests.processes import alive, nothing_left, survivors, wait_until
 from tests.stories.stage import Running, Stage
 
+pytestmark = pytest.mark.slow
+
 ALLOWANCE = 3.0
 
 

@@ -24,6 +24,8 @@ from tests.processes import nothing_left, tree, wait_until
 from tests.stories.proxy import Proxy
 from tests.stories.stage import Running, Stage
 
+pytestmark = pytest.mark.slow
+
 HANDLERS = """
     handlers = Handlers()
 

@@ -12,6 +12,8 @@ from ganger.sql import newest_version
 from tests.database.test_upgrades import SCHEMAS, restore
 from tests.stories.stage import Stage
 
+pytestmark = pytest.mark.slow
+
 NOTE = """
     handlers = Handlers()
     @handlers.job("note")
