@@ -372,6 +372,7 @@ def test_batches_lock_in_the_order_of_their_ids(
     assert sorted(job_id for (job_id,) in free) == [job.job_id for job in jobs[6:]]
 
 
+@pytest.mark.slow
 def test_plans_made_on_an_empty_table_serve_a_full_one(conn: db.Connection) -> None:
     """Correction 23: five finishes make psycopg prepare and PostgreSQL settle on a generic plan; then come 300,000
     rows."""

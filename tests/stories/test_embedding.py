@@ -351,6 +351,7 @@ def test_callbacks_that_raise_or_hang_stop_no_job(stage: Stage) -> None:
     assert well(stage, running) == [["run", 0, [False]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [False, True])
 def test_on_polling_error_is_asked_once_per_outage_and_true_stops_with_1(stage: Stage, stops: bool) -> None:
     folder = Path(tempfile.mkdtemp())

@@ -126,7 +126,7 @@ def one_outage(supervisor: Running) -> None:
 @pytest.mark.parametrize(
     ("mode", "seconds"),
     [
-        pytest.param(signal.SIGINT, 10.0, id="fast, 10 s"),
+        pytest.param(signal.SIGINT, 10.0, id="fast, 10 s", marks=pytest.mark.slow),
         pytest.param(signal.SIGQUIT, 3.0, id="immediate, 3 s"),
         pytest.param(signal.SIGINT, 60.0, id="fast, 60 s", marks=pytest.mark.slow),
     ],
@@ -258,6 +258,7 @@ def test_a_read_only_default_is_nothing_to_a_supervisor(told: Stage) -> None:
 # At the start and at the end
 
 
+@pytest.mark.slow
 def test_a_database_that_is_away_at_the_end_is_awaited_for_store_timeout(server: LocalPostgres, own: Stage) -> None:
     supervisor = own.run("-c", "2", "--store-timeout", "2")
     job_id = own.enqueue("gate", "x")

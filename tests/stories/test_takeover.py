@@ -113,6 +113,7 @@ def elsewhere(stage: Stage) -> tuple[str, ...]:
     return prefix
 
 
+@pytest.mark.slow
 def test_a_supervisor_on_another_host_waits_until_the_lease_has_passed_unseen(
     told: Stage, elsewhere: tuple[str, ...]
 ) -> None:

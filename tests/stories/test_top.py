@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from tests.processes import wait_until
 from tests.stories.stage import ROOT, Stage
 from tests.terminal import Terminal
@@ -40,6 +42,7 @@ def told(stage: Stage, *options: str) -> dict[str, Any]:
     return seen
 
 
+@pytest.mark.slow
 def test_top_shows_runs_and_takes_orders(stage: Stage) -> None:
     """With the database and without it; a run is cancelled, a failed job retried and a queue paused by keys."""
     stage.handlers(HANDLERS)
