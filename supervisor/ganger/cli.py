@@ -19,6 +19,7 @@ from typing import NoReturn
 from ganger.commands import check, db, enqueue, jobs, queues, report, run, status, tables, top
 from ganger.commands.common import CODES, FAILED, MISCONFIGURED, OK, Failure, Parser, explain, tell
 from ganger.config import ConfigError
+from ganger.shortages import NO_MEMORY, shortage
 
 COMMANDS = (run, enqueue, status, top, jobs, report, queues, tables, check, db)  # in the order of the help
 
@@ -41,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except OSError as error:  # a full disk, say
         _forget_stdout()
-        return _fail(FAILED, f"{error}.")
+        return _fail(FAILED, shortage(error) or f"{error}.")
     except Exception as error:
-        return _fail(*explain(error))
+        return _explained(error)
     return code
 
 
@@ -64,6 +65,14 @@ def _forget_stdout() -> None:
 def _fail(code: int, sentence: str) -> int:
     tell(sentence)
     return code
+
+
+def _explained(error: Exception) -> int:
+    try:
+        return _fail(*explain(error))
+    except MemoryError:  # to explain it takes imports, and to print it a buffer
+        os.write(2, f"ganger: {NO_MEMORY}\n".encode())
+        return FAILED
 
 
 def _open_standard_streams() -> None:

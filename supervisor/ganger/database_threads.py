@@ -102,15 +102,18 @@ class DatabaseThreads:
         for owner in self._owners:
             owner.start()
 
-    def do(self, command: DatabaseCommand) -> None:
-        """Hand over a command. Never blocks; may be called from any thread."""
-        match command:
-            case Claim() if self._shared.outage.on:
+    def do(self, *commands: DatabaseCommand) -> None:
+        """Hand over commands; those that are handed over together are carried out together where they can be. Never
+        blocks; may be called from any thread."""
+        lease: list[DatabaseCommand] = []
+        store: list[DatabaseCommand] = []
+        for command in commands:
+            if isinstance(command, Claim) and self._shared.outage.on:
                 self._shared.post(ClaimLost(command.claim_id))
-            case Beat() | Look() | Register():
-                self._lease.hand(command)
-            case _:
-                self._store.hand(command)
+            else:
+                (lease if isinstance(command, Beat | Look | Register) else store).append(command)
+        self._lease.hand(lease)
+        self._store.hand(store)
 
     def close(self) -> None:
         """End the threads, each after the statement it is at. What is still waiting is dropped. Harmless twice."""
@@ -258,9 +261,12 @@ class _Owner:
     def start(self) -> None:
         self._thread.start()
 
-    def hand(self, command: DatabaseCommand) -> None:
+    def hand(self, commands: Sequence[DatabaseCommand]) -> None:
+        if not commands:
+            return
+        now = self.shared.boot_clock()
         with self._lock:
-            self._orders.append(_Order(command, self.shared.boot_clock()))
+            self._orders += [_Order(command, now) for command in commands]
         self._ring()
 
     def stop(self) -> None:

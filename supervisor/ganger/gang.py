@@ -149,6 +149,7 @@ class Gang:
             m.Terminate: self._terminate,
             m.Kill: self._kill,
             m.ReplaceIdle: self._replace_idle,
+            m.Revoke: self._revoke,
             m.ContinueWarden: self._continue_warden,
             m.KillDirectly: self._kill_directly,
             m.Retire: self._retire,
@@ -167,6 +168,7 @@ class Gang:
             "child-exited": self._child_exited,
             "unkillable": self._unkillable,
             "spared": self._spared,
+            "revoked": self._revoked,
             "kill-acknowledged": self._kill_acknowledged,
             "verdict": self._verdict,
             "memory": self._memory,
@@ -175,6 +177,7 @@ class Gang:
             "ready": self._child_ready,
             "boot-error": self._child_boot_error,
             "started": self._job_started,
+            "revoked": self._revoked,
             "returned": self._job_returned,
             "asking": self._strategy_asked,
             "raised": self._job_raised,
@@ -521,7 +524,7 @@ class Gang:
         _, child = self._find(command.slot, command.child)
         if child is not None:
             child.jobs[command.nonce] = command.job
-            self._tell_child(child, "run", command.job.payload, **_run(command))
+            self._tell_child(child, "run", command.job.payload, **_run(command), after=command.after)
 
     def _send_postmortem(self, command: m.SendPostmortem) -> None:
         _, child = self._find(command.slot, command.child)
@@ -566,6 +569,9 @@ class Gang:
     def _replace_idle(self, command: m.ReplaceIdle) -> None:
         self._tell_warden(command.slot, command.child, "replace-idle", nonce=command.nonce)
 
+    def _revoke(self, command: m.Revoke) -> None:
+        self._tell_warden(command.slot, command.child, "revoke", nonce=command.nonce)
+
     def _set_trust(self, command: m.Trust) -> None:
         self._trust.until(command.until)
 
@@ -602,6 +608,11 @@ class Gang:
 
     def _spared(self, warden: _Warden, child: _Child, word: Message) -> None:
         self._post(m.RunSpared(warden.slot, child.number, word["nonce"]))
+
+    def _revoked(self, warden: _Warden, child: _Child, word: Message) -> None:
+        nonce = _whole(word["nonce"])
+        child.jobs.pop(nonce, None)
+        self._post(m.RunRevoked(warden.slot, child.number, nonce))
 
     def _kill_acknowledged(self, warden: _Warden, child: _Child, word: Message) -> None:
         self._post(m.KillAcknowledged(warden.slot, child.number))

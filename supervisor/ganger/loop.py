@@ -24,6 +24,8 @@ from ganger_child import titles
 GANG: Final = get_args(m.GangCommand)
 DATABASE: Final = get_args(m.DatabaseCommand)
 REAP_INTERVAL: Final = 1.0  # seconds between looks for strangers' zombies (as PID 1)
+OUTCOMES: Final = get_args(m.Outcome)
+TICK: Final = m.Tick()
 ROUNDS: Final = 100  # batches of events in a row before descriptors are looked at again
 
 
@@ -75,7 +77,7 @@ class Loop:
         inbox: Inbox,
         selector: BaseSelector,
         events: Events,
-        store: Callable[[m.DatabaseCommand], None],
+        store: Callable[..., None],
         ask: Callable[[str], None],
         name: str,
         told: Mapping[str, Mapping[str, Any]],
@@ -91,6 +93,7 @@ class Loop:
         self.told = told
         self.outcomes: deque[m.Outcome] = deque(maxlen=1)  # the last one
         self._exit_code: int | None = None
+        self._for_database: list[m.DatabaseCommand] = []
         self._reap_at = 0.0
         selector.register(inbox.fileno(), EVENT_READ, inbox.hush)
 
@@ -105,6 +108,7 @@ class Loop:
         keep the pipe open that subprocess reads until then, and so stop this thread for as long as its fork lives.
         """
         self._do(self.machine.start(clock()))
+        self._hand_over()
         started()
         while self._exit_code is None:
             now = clock()
@@ -121,7 +125,8 @@ class Loop:
         for _ in range(ROUNDS):
             for event in self.inbox.take():
                 self._do(self.machine.handle(event, clock()))
-            self._do(self.machine.handle(m.Tick(), clock()))
+            self._do(self.machine.handle(TICK, clock()))
+            self._hand_over()
             if self.inbox.empty:
                 break
         if time.monotonic() >= self._reap_at:
@@ -133,11 +138,17 @@ class Loop:
             if isinstance(command, GANG):
                 self.gang.do(command)
             elif isinstance(command, DATABASE):
-                if isinstance(command, get_args(m.Outcome)):
+                if isinstance(command, OUTCOMES):
                     self.outcomes.append(command)
-                self.store(command)
+                self._for_database.append(command)
             else:
                 self._do_here(command)
+
+    def _hand_over(self) -> None:
+        """What one turn has brought goes to the database together: its threads make one batch of it."""
+        if self._for_database:
+            commands, self._for_database = self._for_database, []
+            self.store(*commands)
 
     def _do_here(self, command: m.Command) -> None:
         match command:

@@ -31,6 +31,7 @@ from ganger.database_threads import DatabaseThreads
 from ganger.events import Events
 from ganger.gang import Gang, GangSettings, Output
 from ganger.loop import Inbox, Loop, clock
+from ganger.shortages import shortage
 from ganger.signals import Signals
 from ganger_child import launch, titles
 from ganger_child.options import Options
@@ -215,8 +216,8 @@ class Supervisor:
             self._running = inbox
             try:
                 return loop.run(signals.asked if signals is not None else _nobody, started)
-            except Exception:
-                events.emit("job-worker-error", error=traceback.format_exc())
+            except Exception as error:
+                events.emit("job-worker-error", error=shortage(error) or traceback.format_exc())
                 return 1
             finally:
                 self._running = None
@@ -330,6 +331,7 @@ def _rules(config: Config, *, until_empty: bool, job_limit: int | None) -> Rules
 
 def _options(config: Config) -> Options:
     return Options(
+        recycle_after=config.recycle_after,
         target=config.target,
         handler_mode=config.handler_mode,
         retry_strategy=config.retry_strategy,

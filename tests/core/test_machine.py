@@ -17,14 +17,14 @@ SLOT = "default/1"
 
 
 class Desk:
-    """One supervisor with one slot. It remembers every command."""
+    """One supervisor with one slot (or more). It remembers every command."""
 
-    def __init__(self, **rules: Any) -> None:
+    def __init__(self, slots: int = 1, **rules: Any) -> None:
         self.now = 1000.0
         self.commands: list[m.Command] = []
         self.ids = 0
         given: dict[str, Any] = {"lease": 120.0, "store_timeout": 60.0, **rules}
-        self.machine = Machine(Rules((LaneRules("default", ("default",), 1),), **given), lambda: 0.5, self.new_id)
+        self.machine = Machine(Rules((LaneRules("default", ("default",), slots),), **given), lambda: 0.5, self.new_id)
         self.commands += self.machine.start(self._clock())
 
     def new_id(self) -> UUID:

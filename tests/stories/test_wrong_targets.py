@@ -147,7 +147,7 @@ def test_where_numbers_are_used_again_at_once_no_stranger_is_harmed(stage: Stage
     wait_until(lambda: (stage.folder / "strangers").exists(), 20, supervisor.story)
     born = int((stage.folder / "strangers").read_text())
     print(f"{born} strangers beside {len(ids)} jobs")
-    assert born > 300, "the numbers did not come round"
+    assert born > 120, "the numbers came round less than twice"
     assert stage.lines("harmed") == []
     (supervising,) = [p.pid for p in psutil.Process(supervisor.pid).children() if "strangers" not in str(p.cmdline())]
     os.kill(supervising, signal.SIGTERM)

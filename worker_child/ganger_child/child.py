@@ -43,7 +43,7 @@ from ganger_child.handlers import JobType, Loaded, RetryStrategy, load
 from ganger_child.interrupt import Alarm, Ended, Interrupt, Signals
 from ganger_child.job import Job, set_current
 from ganger_child.options import Options
-from ganger_child.page import Page
+from ganger_child.page import BEGUN, NOBODY, REVOKED, RUN, Page
 from ganger_child.wire import Channel, Message
 
 _RETIRE_BOUND: Final = 5.0  # seconds to flush and close
@@ -113,6 +113,7 @@ class Child:
         self._failed: _Run | None = None
         self._altered = False
         self._worked_s = 0.0
+        self._stays = True  # for another job, by what was said of the last one
         self._inherited_rss = 0 if spawned else tree.resident([self._pid])  # the template's pages are not the job's
         self._operations: dict[str, Callable[[Message], None]] = {
             "run": self._run,
@@ -159,6 +160,8 @@ class Child:
     # What is asked
 
     def _run(self, message: Message) -> None:
+        if not self._may_begin(message["nonce"], sent_ahead=bool(message.get("after"))):
+            return
         run = self._begin(message)
         run.interrupt.begin()
         self._say("started", nonce=run.nonce)
@@ -178,6 +181,23 @@ class Child:
         else:
             came_out = ended.exception is not None and _is_interrupt(ended.exception)
             self._report_failure(run, run.exception, _reason(run.exception), is_interrupt=came_out)
+
+    def _may_begin(self, nonce: int, *, sent_ahead: bool) -> bool:
+        """Whether a job may be begun.
+
+        One that was sent ahead, before the parent knew how the last one ended, is dropped after a report that this
+        child does not stay, or of a failure, whose callbacks come first: the parent goes by the same words. And a
+        warden may have taken it back: we tell which run we are about to begin and then look; it writes and then looks.
+        """
+        if sent_ahead and (not self._stays or self._failed is not None):
+            return False
+        self._page[RUN] = nonce
+        if nonce <= self._page[REVOKED]:
+            self._page[RUN] = NOBODY
+            self._say("revoked", nonce=nonce)
+            return False
+        self._page[BEGUN] = nonce
+        return True
 
     def _postmortem(self, message: Message) -> None:
         """Ask about a job whose own child is dead, with an exception that tells how it died."""
@@ -265,7 +285,7 @@ class Child:
         self._failed = run
         facts = self._facts(run)
         if run.job_type.reactions.failed_attempt or run.job_type.reactions.failed_job:
-            facts["clean"] = False  # what they will do to this process is not known yet
+            facts["clean"] = self._stays = False  # what they will do to this process is not known yet
         self._say(
             "raised",
             nonce=run.nonce,
@@ -302,7 +322,9 @@ class Child:
         return {"wall_s": run.cost.wall_s, "cpu_s": run.cost.cpu_s, "max_rss": max_rss}
 
     def _facts(self, run: _Run) -> dict[str, Any]:
-        return {**self._cost(run), "clean": self._is_clean(), "worked_s": self._worked_s}
+        clean = self._is_clean()
+        self._stays = clean and self._worked_s < self._options.recycle_after
+        return {**self._cost(run), "clean": clean, "worked_s": self._worked_s}
 
     def _is_clean(self) -> bool:
         if self._signals.signalled or self._altered or self._cleanliness is None:

@@ -25,6 +25,7 @@ class Options:
     start_method: str = "fork"  # "spawn": an interpreter of its own for each child
     max_result: int = 1 << 20
     callback_timeout: float = 30.0
+    recycle_after: float = 1.0  # work after which a child gets no other job
     keep_environ: bool = False  # process titles leave /proc/PID/environ readable
     unknown_job_type: str = "fail"  # "leave": such jobs are not claimed
     search_path: str | None = None  # a folder to put first on sys.path

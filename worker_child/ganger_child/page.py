@@ -22,10 +22,12 @@ NOBODY: Final = 0  # the nonce of no run
 # Words, by index. Written by the child:
 RUN: Final = 0  # nonce of the run it is in, NOBODY between runs
 PROGRESS: Final = 1  # per mille, plus one; 0 = none given
+BEGUN: Final = 2  # nonce of the run that it began last
 # Written by the warden:
 ORDER_RUN: Final = 8  # nonce of the run that the order is for
 ORDER: Final = 9  # code of the order, an index into ORDERS
 ORDER_SERIAL: Final = 10  # grows by one with every order, so that a second one can be told from the first
+REVOKED: Final = 11  # runs up to this nonce are not to be begun any more
 
 ORDERS: Final = ("none", "shutdown", "timeout", "memory", "cancelled", "killed")
 

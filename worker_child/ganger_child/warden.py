@@ -43,7 +43,7 @@ from ganger_child import guard, launch, page, titles, tree
 from ganger_child.child import run_child
 from ganger_child.interrupt import SIGNAL as INTERRUPT
 from ganger_child.options import Options
-from ganger_child.page import NOBODY, ORDER, ORDER_RUN, ORDER_SERIAL, ORDERS, PROGRESS, RUN, Page
+from ganger_child.page import BEGUN, NOBODY, ORDER, ORDER_RUN, ORDER_SERIAL, ORDERS, PROGRESS, REVOKED, RUN, Page
 from ganger_child.trust import TrustReader
 from ganger_child.wire import Channel, Message
 
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ganger_child.handlers import Loaded
 
 _WALL: Final = 0x40000000  # wait also for children that were cloned with another signal than SIGCHLD
+_SEEN_AFTER: Final = 0.001  # seconds after which the child sees what we wrote, and we what it wrote
 _HALT_BOUND: Final = 0.5  # seconds for a SIGSTOP to take effect; a child in state D cannot leave the kernel anyway
 _BURY_BOUND: Final = 5.0  # seconds until what will not die is reported
 _BURY_AGAIN: Final = 1.0
@@ -129,6 +130,7 @@ class Warden:
             "terminate": self._terminate,
             "kill": self._kill,
             "replace-idle": self._replace_idle,
+            "revoke": self._revoke,
         }
 
     def run(self) -> NoReturn:
@@ -345,6 +347,19 @@ class Warden:
             self._spare(child)
             return
         self._acknowledge_and_bury(child)
+
+    def _revoke(self, child: _Child, order: Message) -> None:
+        """Take back a run that waits in the child's socket, without disturbing the one that it is in.
+
+        The child writes which run it is about to begin and then looks here; we write here and then look there. So one
+        of us sees the other, provided that a write is seen before what follows it is read: the pause is far longer
+        than a processor keeps a write to itself.
+        """
+        nonce = order["nonce"]
+        child.page[REVOKED] = nonce
+        sleep(_SEEN_AFTER)
+        if child.page[RUN] != nonce and child.page[BEGUN] < nonce:
+            self._send("revoked", child=child.number, nonce=nonce)
 
     def _signal(self, child: _Child, signum: int, *, group: bool = False) -> None:
         """Signal the child, or the group that it leads. Its number is its own until we have waited for it."""

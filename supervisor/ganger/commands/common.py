@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 from ganger import config
 from ganger.config import OPTIONS, ConfigError
+from ganger.shortages import shortage
 
 if TYPE_CHECKING:
     from ganger.database import Connection
@@ -51,24 +52,10 @@ def tell(sentence: str) -> None:
             print(f"ganger: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
 
 
-# What Python and the loader of libraries say where a limit of this process is reached, which has no type of its own.
-_MEMORY: Final = "there is not enough memory for it: raise the limit on it (ulimit -v, or that of the container)."
-_SHORTAGES: Final = (
-    (MemoryError, "", _MEMORY),
-    (ImportError, "failed to map segment", _MEMORY),
-    (
-        RuntimeError,
-        "can't start new thread",
-        "no thread can be started: raise the limit on them (ulimit -u) or on memory (ulimit -v).",
-    ),
-)
-
-
 def explain(error: Exception) -> tuple[int, str]:
     """The exit code and the sentence for what the layers below raise; what nobody expected is raised again."""
-    for kind, words, sentence in _SHORTAGES:
-        if isinstance(error, kind) and words in str(error):
-            return FAILED, sentence
+    if sentence := shortage(error):
+        return FAILED, sentence
     import psycopg
 
     from ganger.database import ALLOWING, DatabaseUnreachable, NotAllowed, SchemaBusy, SchemaMismatch, SchemaMissing

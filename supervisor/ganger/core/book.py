@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from ganger.core import messages as m
 from ganger.core.lease import LOOK_INTERVAL, Lease, Watcher
 from ganger.core.rules import Rules
 from ganger.core.wakeup import FLAG_HOLDS, Wakeup
+
+GATHER: Final = 0.03  # seconds that outcomes wait for each other while all slots are at short jobs
+GATHER_MOST: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,11 @@ class Book:
     watcher: Watcher = field(default_factory=Watcher)
     wakeups: list[Wakeup] = field(init=False)
     owed: dict[UUID, Owed] = field(default_factory=dict)  # by run_id
+    unsent: list[m.Outcome] = field(default_factory=list)  # those of them that are not on their way yet
+    unsent_since: float | None = None
     settled: dict[UUID, float] = field(default_factory=dict)  # run_id -> when it was stored (boot)
     claim: m.Claim | None = None  # the one in flight
+    asked_at: float = 0.0  # when it was sent (mono)
     answered: dict[UUID, float] = field(default_factory=dict)  # claim_id -> when it was answered (boot)
     former: int | None = None  # the registration that was lost
     unsure: float | None = None  # since when (boot) the database may hold rows as ours that nothing here runs
@@ -140,19 +146,21 @@ class Book:
         for wakeup in self.wakeups if lane is None else [self.wakeups[lane]]:
             wakeup.hurry(now.mono)
 
-    def ask(self, now: m.Now, free: list[int], job_types: tuple[str, ...] | None) -> None:
-        """Claim for every lane with free slots, if one of them is due."""
+    def ask(self, now: m.Now, free: list[int], wanted: list[int], job_types: tuple[str, ...] | None) -> None:
+        """Claim as many jobs as are ``wanted`` by lane, if one is due; ``free`` slots tell whether a lane is idle."""
         for lane, wakeup in enumerate(self.wakeups):
             if wakeup.busy(now.mono, free[lane] > 0) and self.lease.supervisor_id is not None:
                 self.out(m.SayIdle(self.rules.lanes[lane].queues, 0.0))
         if self.claim is not None or self.lost_database or not self.lease.trusted(now.boot):
             return
         assert self.lease.supervisor_id is not None
-        if not any(count and wakeup.at <= now.mono for count, wakeup in zip(free, self.wakeups, strict=True)):
+        if not any(count and wakeup.at <= now.mono for count, wakeup in zip(wanted, self.wakeups, strict=True)):
             return
-        lanes = tuple(m.Lane(rule.queues, count) for rule, count in zip(self.rules.lanes, free, strict=True))
+        self.flush()  # outcomes and claim share one way to the database
+        lanes = tuple(m.Lane(rule.queues, count) for rule, count in zip(self.rules.lanes, wanted, strict=True))
         self.claim = m.Claim(self.new_id(), self.lease.supervisor_id, lanes, job_types, ask_left=self.rules.until_empty)
-        for count, wakeup in zip(free, self.wakeups, strict=True):
+        self.asked_at = now.mono
+        for count, wakeup in zip(wanted, self.wakeups, strict=True):
             if count:
                 wakeup.asked(now.mono)
         asked = [queue for lane in lanes for queue in lane.queues if lane.free]
@@ -195,7 +203,21 @@ class Book:
 
     def store(self, outcome: m.Outcome, news: tuple[str, dict[str, Any]] | None = None) -> None:
         self.owed[outcome.run_id] = Owed(outcome, news)
-        self.out(outcome)
+        self.unsent.append(outcome)
+
+    def send(self, now: m.Now, *, gather: bool) -> None:
+        """Send the outcomes that were decided: at once, or (``gather``) together with those of the next moment."""
+        if self.unsent and self.unsent_since is None:
+            self.unsent_since = now.mono
+        waits = gather and not self.lost_database and self.lease.trusted(now.boot) and len(self.unsent) < GATHER_MOST
+        if self.unsent_since is not None and not (waits and now.mono < self.unsent_since + GATHER):
+            self.flush()
+
+    def flush(self) -> None:
+        for outcome in self.unsent:
+            self.out(outcome)
+        self.unsent.clear()
+        self.unsent_since = None
 
     def stored(self, event: m.Stored, now: m.Now) -> None:
         owed = self.owed.pop(event.run_id, None)
@@ -242,21 +264,25 @@ class Book:
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def deadlines(self, now: m.Now) -> Iterable[float]:
-        """When (mono) the lease needs something."""
+        """When (mono) the lease needs something, or gathered outcomes are to be sent."""
         lease = self.lease
+        if self.unsent_since is not None:
+            yield self.unsent_since + GATHER
         if lease.supervisor_id is not None:
             dues = [lease.next_beat, lease.trusted_until]
             if not self.lost_database:
                 dues.append(lease.next_look)
             yield from (now.mono + (due - now.boot) for due in dues)
 
-    def claim_deadlines(self, now: m.Now, free: list[int]) -> Iterable[float]:
+    def claim_deadlines(self, now: m.Now, free: list[int], wanted: list[int]) -> Iterable[float]:
         """When (mono) a claim is due, or an idle flag to be taken back."""
         claimable = self.claim is None and not self.lost_database and self.lease.trusted(now.boot)
-        for count, wakeup in zip(free, self.wakeups, strict=True):
+        for count, more, wakeup in zip(free, wanted, self.wakeups, strict=True):
             due = wakeup.deadline(count > 0)
             if due is not None and (claimable or not count):
                 yield due
+            if more and not count and claimable:
+                yield wakeup.at
 
 
 def _named(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from typing import Any
 from ganger.core import job as jobs
 from ganger.core import messages as m
 from ganger.core import rules as bounds
+from ganger.core.ahead import Ahead
 from ganger.core.job import CANCELS, FENCED, LIMITS, Run
 from ganger.core.job import Phase as RunPhase
 from ganger.core.slot import Slot, State
-from ganger.core.steps import Steps
 
 
-class Endings(Steps):
+class Endings(Ahead):
     """The part of ``Pool`` that judges how a run ended."""
 
     __slots__ = ()
@@ -33,16 +33,25 @@ class Endings(Steps):
         run.facts |= {"wall_s": event.wall_s, "cpu_s": event.cpu_s, "max_rss": event.max_rss}
 
     def _may_stay(self, run: Run, event: m.JobReturned | m.JobRaised) -> bool:
-        return event.clean and event.worked_s < self.rules.recycle_after and not run.ordered
+        """The child's own rule (``ganger_child.child``), by what it said."""
+        return event.clean and event.worked_s < self.rules.recycle_after
 
     def _let_go(self, slot: Slot, run: Run, now: m.Now) -> None:
         """The child has said all: it stays for another job, and the outcome is settled; or it goes first."""
-        if slot.state is not State.BUSY:
+        settled = run.outcome is not None
+        if run.stays and slot.next is not None and settled:
+            self._settle(slot, run)
+            self._promote(slot, now)
+        elif slot.state is not State.BUSY:
             return
-        if run.stays and not run.ordered and run.outcome is not None and slot.generation == self.generation:
+        elif run.stays and slot.next is not None:  # it goes on, though this run needs a fresh child
+            self._kill(slot, now)
+        elif run.stays and not slot.tainted and settled and slot.generation == self.generation:
             slot.move("keep")
             self._settle(slot, run)
+            self._feed(slot, now)
         else:
+            self._take_back(slot, now)
             self._retire(slot, now)
 
     # ---- nothing is left of the child ------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Machine:
         """Seconds from ``now`` until a Tick is due; None: not before the next event."""
         dues = [*self.pool.deadlines(), *self.book.deadlines(now)]
         if self._claims():
-            dues += self.book.claim_deadlines(now, self._claimable())
+            dues += self.book.claim_deadlines(now, *self._claimable())
         dues += [due for due in (self.template_limit, self.template_at) if due is not None]
         if self.phase is not Phase.RUNNING:
             dues += self._shutdown_deadlines()
@@ -102,25 +102,26 @@ class Machine:
         self.book.beat(now, TITLES[self.phase], self._info)
         if self._claims():
             types = tuple(self.pool.job_types) if self.rules.known_types_only and self.pool.job_types else None
-            self.book.ask(now, self._claimable(), types)
+            self.book.ask(now, *self._claimable(), types)
             if self._nothing_left():
                 self._stop(m.Stop(), now)
+        self.book.send(now, gather=self._claims() and self.pool.pressed())
         self._retitle()
 
     def _claims(self) -> bool:
         return self.template_ready and self.phase is Phase.RUNNING
 
-    def _claimable(self) -> list[int]:
-        """Free slots per lane, as far as jobs may be claimed for them."""
-        free = self.pool.free()
+    def _claimable(self) -> tuple[list[int], list[int]]:
+        """Free slots per lane, and how many jobs to claim for it."""
+        free, wanted = self.pool.free(), self.pool.wanted()
         if self.rules.job_limit is not None:
             left = self.rules.job_limit - self.jobs_taken
-            free = [min(count, max(0, left)) for count in free]
-        return free
+            wanted = [min(count, max(0, left)) for count in free]
+        return free, wanted
 
     def _nothing_left(self) -> bool:
         """Whether a supervisor that is to stop by itself has come to its end."""
-        if self.pool.runs or self.book.owed or self.book.claim is not None:
+        if self.pool.has_work or self.book.owed or self.book.claim is not None:
             return False
         if self.rules.job_limit is not None and self.jobs_taken >= self.rules.job_limit:
             return True
@@ -136,15 +137,17 @@ class Machine:
 
     def _lose_lease(self, why: str, now: m.Now) -> None:
         self._emit("lease-lost", why=why, supervisor_id=self.book.lease.supervisor_id)
-        self.book.lose(now, running=bool(self.pool.runs))
+        self.book.lose(now, running=self.pool.has_work)
         for slot, _ in self.pool.runs:
             self.pool.order(slot, FENCED, now, grace=0.0)
+        for run in list(self.pool.waiting()):
+            self.pool.disown(run)
 
     def _register_again(self, now: m.Now) -> None:
         """After a lost lease, once nothing that ran under it is left."""
         if self.book.former is None or self.book.registering is not None or self.closing_at is not None:
             return
-        if self.pool.runs or self.book.owed:  # registering releases our former rows: first is stored what was finished
+        if self.pool.has_work or self.book.owed:  # registering releases our former rows: first what was finished
             return
         self.commands.append(m.Trust(float("inf")))  # nothing runs: the wardens need not kill
         self.book.register(now)
@@ -161,6 +164,9 @@ class Machine:
 
     def _claimed(self, event: m.Claimed, now: m.Now) -> None:
         wanted = self.book.claimed(event, now) and self.phase is Phase.RUNNING and self.book.lease.trusted(now.boot)
+        if wanted:
+            for pace in self.pool.paces:
+                pace.answered(now.mono - self.book.asked_at)
         for job, lane in zip(event.jobs, event.lanes, strict=True):
             self.jobs_taken += 1
             run = Run(job, 0, m.Limits(None, 0, None, "wait"), now.boot, now.mono)
@@ -183,7 +189,8 @@ class Machine:
         if event.rows is None:
             self._lose_lease("another supervisor has taken our jobs", now)
             return
-        running = {run.job.run_id: run.claimed for _, run in self.pool.runs}
+        held = [*(run for _, run in self.pool.runs), *self.pool.waiting()]
+        running = {run.job.run_id: run.claimed for run in held}
         strangers, gone, cancels = self.book.beaten(event, now, running)
         for row in strangers:
             self._emit("job-released", job_id=str(row.job_id))
@@ -192,6 +199,10 @@ class Machine:
             if run.job.run_id in gone:
                 self._emit("outcome-refused", **run.about, run_id=str(run.job.run_id))
                 self.pool.order(slot, FENCED, now, grace=0.0)
+        for run in list(self.pool.waiting()):
+            if run.job.run_id in gone:
+                self._emit("outcome-refused", **run.about, run_id=str(run.job.run_id))
+                self.pool.disown(run)
         self._cancel(cancels, now)
 
     def _looked(self, event: m.Looked, now: m.Now) -> None:
@@ -298,6 +309,7 @@ class Machine:
 
     def _drain(self, now: m.Now) -> None:
         assert self.asked is not None
+        self.pool.recall()
         limit = self.rules.shutdown_timeout
         if self.phase is Phase.DRAINING and limit is not None and now.mono >= self.asked + limit:
             self.phase = Phase.TERMINATING
@@ -348,7 +360,7 @@ class Machine:
 
     def _wind_up(self, now: m.Now) -> None:
         """Leave, step by step: no run, no claim in flight, nothing owed, no process, no registration."""
-        if self.pool.runs or self.finished:
+        if self.pool.has_work or self.finished:
             return
         if self.settled_at is None:
             self.settled_at = now.mono

@@ -263,6 +263,15 @@ class KillAcknowledged:
 
 
 @dataclass(frozen=True, slots=True)
+class RunRevoked:
+    """The child will not start this run, which was sent ahead: the warden or the child itself says so."""
+
+    slot: str
+    child: int
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunSpared:
     """An order to replace the child if it is idle found it in a run."""
 
@@ -483,11 +492,14 @@ class StartChild:
 
 @dataclass(frozen=True, slots=True)
 class SendJob:
+    """``after``: the run that the child is at; it begins this one only if it stays after that. 0: it is idle."""
+
     slot: str
     child: int
     nonce: int
     job: Job
     limits: Limits
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,6 +570,15 @@ class Kill:
 @dataclass(frozen=True, slots=True)
 class ReplaceIdle:
     """Kill the child unless it is in the run ``nonce`` (RunSpared then): it was sent a job and did not start it."""
+
+    slot: str
+    child: int
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Take back a run that was sent ahead. The answer is RunRevoked, or JobStarted: the child has begun it."""
 
     slot: str
     child: int
@@ -741,6 +762,7 @@ GangEvent = (
     | ChildUnkillable
     | KillAcknowledged
     | RunSpared
+    | RunRevoked
     | Verdict
     | MemoryHeld
     | Garbage
@@ -777,6 +799,7 @@ GangCommand = (
     | Terminate
     | Kill
     | ReplaceIdle
+    | Revoke
     | ContinueWarden
     | KillDirectly
     | Retire

@@ -44,6 +44,10 @@ class Pool(Endings):
     def runs(self) -> list[tuple[Slot, Run]]:
         return [(slot, slot.run) for slot in self.slots.values() if slot.run is not None]
 
+    @property
+    def has_work(self) -> bool:
+        return any(slot.run is not None for slot in self.slots.values()) or any(self.waiting())
+
     def free(self) -> list[int]:
         """Free slots per lane."""
         counts = [0] * len(self.rules.lanes)
@@ -53,26 +57,30 @@ class Pool(Endings):
         return counts
 
     def assign(self, job: m.Job, lane: int, now: m.Now) -> bool:
-        """Give a claimed job to a slot of its lane. False: there is none."""
-        slot = self._place_for(job, lane)
-        if slot is None:
-            return False
-        self.nonces += 1
+        """Give a claimed job to a slot of its lane, or let it wait for one. False: it does not wait here."""
+        self.paces[lane].claimed(len(job.payload))
         declared = (self.job_types or {}).get(job.job_type)
-        run = Run(job, self.nonces, jobs.limits(job, declared, self.rules), now.boot, now.mono)
-        slot.run = run
+        run = Run(job, 0, jobs.limits(job, declared, self.rules), now.boot, now.mono)
         if job.losses >= self.rules.max_losses:
             run.failed = "lost"
             run.death = {"reason": "lost", "losses": job.losses}
-            self.out(m.Emit("job-lost", {**self._about(slot), "losses": job.losses}))
         elif unfit := jobs.unfit(job, self.rules):
+            run.failed = unfit.reason
             run.error = {"type": unfit.kind, "message": unfit.message}
             run.death = {"reason": unfit.reason, "error": run.error}
-            self._failed(slot, run, unfit.reason)
-        if slot.state is State.IDLE and job.fresh and slot.jobs_run:
-            self._retire(slot, now)
-        elif slot.state is State.IDLE:
-            self._send(slot, run, now)
+        slot = self._place_for(job, lane)
+        if slot is not None:
+            self._give(slot, run, now)
+        elif self.draining:
+            return False
+        elif job.losses:  # whatever took its host may do so again, and nobody is to be lost twice for having waited
+            self.paces[lane].careful = True
+            return False
+        else:
+            self.backlog[lane].append(run)
+            for slot in self.slots.values():
+                if slot.lane == lane and slot.next is None:
+                    self._feed(slot, now)
         return True
 
     def order(self, slot: Slot, reason: str, now: m.Now, *, grace: float | None = None, ask_only: bool = False) -> None:
@@ -182,6 +190,7 @@ class Pool(Endings):
             error = f"its warden could not be started ({event.how})"
             self.out(m.Emit("boot-failed", {"slot": slot.name, "error": error}))
         slot.move("warden-gone")
+        self._take_back(slot, now)
         slot.dismissed = False
         slot.pid = None
         if not expected:
@@ -215,7 +224,7 @@ class Pool(Endings):
         if slot.run is not None and not slot.dismissed:
             self._send(slot, slot.run, now)
         else:
-            self._renew_warden(slot)
+            self._let_idle(slot, now)
 
     def child_boot_failed(self, event: m.ChildBootFailed, now: m.Now) -> None:
         slot = self.slots[event.slot]
@@ -237,6 +246,7 @@ class Pool(Endings):
         run, state = slot.run, slot.state
         self._tell_exit(slot, event.exit)
         slot.move("buried")
+        self._take_back(slot, now)
         slot.pid = None
         if state is State.BOOTING or (run is not None and run.phase is RunPhase.SENT and run.reason is None):
             self._pause(slot, now)
@@ -259,6 +269,7 @@ class Pool(Endings):
         if not slot.has(event.child) or not slot.can("unkillable"):
             return
         slot.move("unkillable")
+        self._take_back(slot, now)
         self.out(m.Emit("child-unkillable", {**self._about(slot), "pids": list(event.survivors)}))
         if slot.run is not None:
             self._after_child(slot, slot.run, m.Exit(term_signal=9, survivors=event.survivors), now)
@@ -275,6 +286,8 @@ class Pool(Endings):
         slot, run = self._run_of(event)
         if run is not None and run.phase is RunPhase.SENT:
             self._started(slot, run, now)
+        elif slot.has(event.child) and slot.next is not None and slot.next.nonce == event.nonce:
+            slot.next.enter(RunPhase.RUNNING, now.mono)  # though we are ending the child for the run before
 
     def _started(self, slot: Slot, run: Run, now: m.Now) -> None:
         slot.jobs_run += 1
@@ -306,6 +319,7 @@ class Pool(Endings):
             return
         self._note(run, event)
         run.stays = self._may_stay(run, event)
+        self.paces[slot.lane].ended(event.wall_s)
         if run.reason in LIMITS:
             # The limit passed before the result came; whether it is tried again, a fresh child says.
             run.death = self._death(run, run.reason)
@@ -326,6 +340,7 @@ class Pool(Endings):
             return  # the kill is under way: a post-mortem will ask again
         if run.phase is RunPhase.RUNNING:
             self._note(run, event)
+        self._take_back(slot, now)  # the child drops it: callbacks come first
         run.stays = self._may_stay(run, event)
         if run.reason in CANCELS:
             self._cancel(slot, run, run.reason)
@@ -395,6 +410,9 @@ class Pool(Endings):
         if not slot.has(event.child) or slot.state is not State.DYING:
             return
         run = slot.run
+        if slot.next is not None and slot.next.nonce == event.nonce:
+            slot.move("spared")  # it had told of the run that was to be ended, and has gone on
+            return
         if run is None or run.nonce != event.nonce or run.phase not in (RunPhase.SENT, RunPhase.RUNNING):
             self._kill(slot, now, again=True)
             return
@@ -403,7 +421,7 @@ class Pool(Endings):
         run.given_up = False
         if run.phase is RunPhase.SENT:
             self._started(slot, run, now)
-        run.ordered = True
+        run.ordered = slot.tainted = True
         reason, run.reason = run.reason, None
         if reason is not None and reason != "shutdown":  # at shutdown its policy says what to do with it
             self.order(slot, reason, now, grace=0.0 if reason == FENCED else None)
@@ -411,6 +429,7 @@ class Pool(Endings):
     # ---- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: m.Now) -> None:
+        self._tick_ahead(now)
         for slot in self.slots.values():
             if slot.run is not None:
                 self._tick_run(slot, slot.run, now)
@@ -480,6 +499,7 @@ class Pool(Endings):
 
     def deadlines(self) -> Iterable[float]:
         """When (mono) something of the pool is due."""
+        yield from self._deadlines_ahead()
         for slot in self.slots.values():
             if slot.limit_at is not None:
                 yield slot.limit_at
@@ -538,4 +558,5 @@ class Pool(Endings):
         m.Garbage: garbage,
         m.KillAcknowledged: kill_acknowledged,
         m.RunSpared: run_spared,
+        m.RunRevoked: Endings.run_revoked,
     }

@@ -1,4 +1,4 @@
-"""One slot: a warden, at most one child under it, and at most one run.
+"""One slot: a warden, at most one child under it, and at most one run; a second may wait in the child's socket.
 
 The table below is every move that a slot can make; whatever a message makes of a slot goes through ``Slot.move``. A
 message about a child that the slot no longer has never gets that far (``Slot.has``).
@@ -61,6 +61,9 @@ class Slot:
     pid: int | None = None
     jobs_run: int = 0  # by this child
     run: Run | None = None
+    next: Run | None = None  # sent ahead: the child begins it as soon as it has told of ``run``
+    revoking: bool = False  # it was asked for back
+    tainted: bool = False  # an order went to this child, which gets no other job therefore
     failures: int = 0  # boots in a row that failed
     complained: bool = False  # its child has said why it cannot boot
     wait_until: float = 0.0  # a pause between such boots
@@ -86,4 +89,4 @@ class Slot:
     @property
     def free(self) -> bool:
         """A child is ready, will stay, and nothing is meant for it."""
-        return self.state is State.IDLE and self.run is None and not self.dismissed
+        return self.state is State.IDLE and self.run is None and not (self.dismissed or self.tainted)

@@ -6,6 +6,7 @@ told in ``pool``, and what follows from an ending in ``endings``.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from ganger.core import rules as bounds
 from ganger.core.job import FENCED, Run
 from ganger.core.job import Phase as RunPhase
 from ganger.core.ladder import Step
+from ganger.core.pace import Pace
 from ganger.core.rules import Rules
 from ganger.core.slot import Slot, State
 
@@ -39,8 +41,12 @@ class Steps:
     draining: bool = False  # a child is only started for a run that waits for one
     closing: bool = False  # no child is started any more
     booted_badly: str | None = None  # the first child of all could not boot: why
+    backlog: list[deque[Run]] = field(init=False)  # claimed ahead, by lane: they wait for a slot
+    paces: list[Pace] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.backlog = [deque() for _ in self.rules.lanes]
+        self.paces = [Pace() for _ in self.rules.lanes]
         for lane, rule in enumerate(self.rules.lanes):
             for number in range(1, rule.slots + 1):
                 slot = Slot(f"{rule.name}/{number}", lane)
@@ -70,7 +76,7 @@ class Steps:
         slot.child = self.children
         slot.jobs_run = 0
         slot.kill_stage = 0
-        slot.complained = False
+        slot.complained = slot.tainted = slot.revoking = False
         slot.limit_at = now.mono + self.rules.boot_timeout
         self.out(m.StartChild(slot.name, slot.child))
 
@@ -95,6 +101,8 @@ class Steps:
 
     def _send(self, slot: Slot, run: Run, now: m.Now) -> None:
         slot.move("send")
+        self.nonces += 1
+        run.nonce = self.nonces
         run.enter(RunPhase.SENT, now.mono)
         slot.limit_at = now.mono + bounds.START_LIMIT
         if run.death is None:
@@ -111,7 +119,7 @@ class Steps:
         if run.ladder is None:
             return
         for step in run.ladder.due(now.mono):
-            run.ordered = True
+            run.ordered = slot.tainted = True
             self.out(m.Emit("ladder-step", {**self._about(slot), "step": step.value, "reason": run.reason}))
             if step is Step.INTERRUPT and run.reason != FENCED:
                 self.out(m.Interrupt(slot.name, slot.child, run.nonce, str(run.reason)))

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ganger.core import messages as m
+from ganger.core.rules import Rules
 from tests.core.simulation.observer import Observer, Violation
 
 FOREVER = 1e9
@@ -36,6 +37,8 @@ class Behaviour:
 class Child:
     number: int
     nonce: int = 0  # of the handler that runs, 0 between
+    given: int = 0  # of the run that it read last
+    begun: int = 0  # of the run that it began last
     behaviour: Behaviour | None = None
     job: m.Job | None = None
     began: float = 0.0
@@ -43,7 +46,10 @@ class Child:
     dying: bool = False
     jobs: int = 0  # that it has run
     asked: bool = False  # an order has reached it
-    clean: bool = True  # it found itself so after its last job
+    stays: bool = True  # by its own rule, after its last job
+    failing: bool = False  # the handler raised, and the callbacks are not through
+    ahead: list[m.SendJob] = field(default_factory=list)  # sent to it while it had another
+    revoked: int = 0  # runs up to this one are not to be begun
 
 
 @dataclass(slots=True)
@@ -60,6 +66,7 @@ class Owner(Protocol):
     rng: random.Random
     aside: random.Random  # what strategies and callbacks do
     observer: Observer
+    rules: Rules
 
     def post(self, event: m.Event) -> None: ...
     def at(self, delay: float, act: Callable[[], None]) -> None: ...
@@ -245,12 +252,24 @@ class Gang:
         if there is None:
             return
         warden, child = there
-        if child.nonce or child.job is not None:
-            raise Violation(f"child {child.number} was sent a job while it had another")
-        if child.asked or not child.clean:
-            raise Violation(f"child {child.number} was used again although it was signalled, or not clean")
-        child.job = command.job
+        if child.ahead:
+            raise Violation(f"child {child.number} was sent a job while two were there")
+        if child.asked:
+            raise Violation(f"child {child.number} was used again although it was signalled")
         self.observer.runs[command.job.run_id].sent = True
+        if child.failing or not child.stays:
+            if not command.after:
+                raise Violation(f"child {child.number} was used again although it was not to be")
+            return  # it reads this only after a report that tells so
+        if child.job is not None and not command.after:
+            raise Violation(f"child {child.number} was sent a job while it had another")
+        if child.job is not None:
+            child.ahead.append(command)
+        else:
+            self._begins(warden, child, command)
+
+    def _begins(self, warden: Warden, child: Child, command: m.SendJob) -> None:
+        child.job, child.given = command.job, command.nonce
         if self.rng.random() < 0.02:
             self._dies_soon(warden, child, m.Exit(exit_code=1))
             return
@@ -261,7 +280,9 @@ class Gang:
         def start() -> None:
             if not child.alive or child.dying:
                 return
-            child.nonce = command.nonce
+            if command.nonce <= child.revoked:
+                return
+            child.nonce = child.begun = command.nonce
             child.began = self.owner.boot()
             child.jobs += 1
             child.behaviour = behaviour = self.owner.behaviour()
@@ -271,6 +292,12 @@ class Gang:
 
         if wait < FOREVER:
             self.at(max(0.0, self.rng.gauss(wait, 0.01)), start)
+
+    def _goes_on(self, warden: Warden, child: Child) -> None:
+        """With what it was sent ahead, or it waits."""
+        child.job = None
+        if child.ahead:
+            self._begins(warden, child, child.ahead.pop())
 
     def _handler_ends(self, warden: Warden, child: Child, nonce: int, interrupted: bool = False) -> None:
         if not child.alive or child.dying or child.nonce != nonce or child.behaviour is None:
@@ -284,19 +311,23 @@ class Gang:
             return
         wall = self.owner.boot() - child.began
         child.nonce = 0
-        child.clean = behaviour.clean
+        child.stays = behaviour.clean and wall < self.owner.rules.recycle_after
         run.alive = False
         if behaviour.ends == "raise" or interrupted:
             raised = self._raised(warden.slot, child, nonce, behaviour, interrupted, wall)
+            child.failing = True
+            child.ahead.clear()
             if not interrupted and self.aside.random() < 0.7:
                 self._ask_strategy(warden, child, raised)
             else:
                 self.post(raised)
         else:
-            child.job = None
             run.returned = True
             self._is_over(job)
             self.post(m.JobReturned(warden.slot, child.number, nonce, b"1", wall, wall, 1, behaviour.clean, wall))
+            if not child.stays:
+                child.ahead.clear()
+            self._goes_on(warden, child)
 
     def _raised(
         self, slot: str, child: Child, nonce: int, behaviour: Behaviour, interrupted: bool, wall: float
@@ -377,6 +408,7 @@ class Gang:
             if child.job is not None:
                 self._is_over(child.job)
             child.job = None
+            child.failing = False
             errors = {name: {"message": "z"} for name in command.names} if how == "raise" else {}
             self.post(m.CallbacksDone(command.slot, child.number, command.nonce, errors))
 
@@ -452,6 +484,24 @@ class Gang:
                 self.post(m.RunSpared(command.slot, command.child, child.nonce))
             else:
                 self._bury(warden, child)
+
+        self.soon(arrive)
+
+    def _revoke(self, command: m.Revoke) -> None:
+        def arrive() -> None:
+            there = self._child(command)
+            if there is None or there[1].dying:
+                return
+            warden, child = there
+            if warden.stopped:
+                self.at(0.2, arrive)
+                return
+            child.revoked = command.nonce
+            child.ahead = [sent for sent in child.ahead if sent.nonce > command.nonce]
+            if child.begun < command.nonce:
+                if child.given == command.nonce:
+                    self._goes_on(warden, child)
+                self.post(m.RunRevoked(command.slot, command.child, command.nonce))
 
         self.soon(arrive)
 

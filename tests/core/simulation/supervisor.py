@@ -221,16 +221,22 @@ class Supervisor:
         return other.dead and not other.gang.wardens and other.host is self.host
 
     def condemned(self) -> set[int]:
-        return {run.nonce for _, run in self.machine.pool.runs if run.reason or run.outcome or run.death}
+        """The runs that a kill may hit which names none: those that are to end, and one that a child went on to from
+        such a run by itself."""
+        condemned = {run.nonce for _, run in self.machine.pool.runs if run.reason or run.outcome or run.death}
+        return condemned | {slot.next.nonce for slot in self.machine.pool.slots.values() if slot.next is not None}
 
     def behaviour(self) -> Behaviour:
         rng = self.rng
         ends = rng.choice(["return"] * 5 + ["raise"] * 3 + ["crash", "hang"]) if not self.world.tame() else "return"
         if ends == "hang" and self.rules.timeout is None and (self.world.to_the_end or rng.random() < 0.5):
             ends = "return"  # nobody would end it before it is asked to stop
+        seconds = rng.choice([0.01, 0.1, 1.0, 5.0, 40.0])
+        if self.world.now < self.world.short_until and rng.random() < 0.9:
+            ends, seconds = rng.choice(["return"] * 12 + ["raise", "crash"]), 0.01
         return Behaviour(
             ends=ends,
-            after=FOREVER if ends == "hang" else rng.choice([0.01, 0.1, 1.0, 5.0, 40.0]) * (0.5 + rng.random()),
+            after=FOREVER if ends == "hang" else seconds * (0.5 + rng.random()),
             obeys=rng.choice(["interrupt", "interrupt", "terminate", "kill"]),
             computing=rng.random() < 0.5,
             strategy=rng.choice([None, m.Strategy(2, (0.5,)), m.Strategy(1, ()), m.Strategy(5, (0.1, 10.0))]),

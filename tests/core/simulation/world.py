@@ -41,6 +41,7 @@ class World:
         self.hosts: list[Host] = []
         self.supervisors: list[Supervisor] = []
         self.registrations: dict[int, Supervisor] = {}
+        self.short_until = 0.0  # most jobs are short until then, and there are many
         self.to_the_end = False  # nobody is stopped before every job is done
 
     def at(self, delay: float, act: Callable[[], None]) -> None:
@@ -75,6 +76,11 @@ class World:
             self.hosts.append(Host(rng.uniform(0, 1e6), rng.uniform(1 - WOBBLE, 1 + WOBBLE)))
         for _ in range(rng.choice([1, 1, 2, 2, 3])):
             self.at(rng.choice([0.0, rng.uniform(0, 10)]), lambda: self._employ(rng.choice(self.hosts)))
+        if rng.random() < 0.3:
+            self.short_until = rng.uniform(5, 30)
+            begins = rng.uniform(0, 10)
+            for _ in range(rng.randint(20, 80)):
+                self.at(begins + rng.expovariate(1.0), self._enqueue)
         for _ in range(rng.randint(1, 8)):
             self.at(rng.choice([0.0, rng.uniform(0, 30)]), self._enqueue)
         for most, mischief in (

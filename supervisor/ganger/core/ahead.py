@@ -1,0 +1,212 @@
+"""Jobs that were claimed before a slot is free for them: the backlog of a lane, and one in each child's socket.
+
+Only where jobs are short (``pace``). A child that has told of a run and may stay begins the next one at once, without
+waiting for us: it goes by what it says itself (clean, and not used up). After a report that it does not stay, and after
+a failure, whose callbacks come first, it drops what it was sent ahead; so we know by its words which run it begins. To
+take one back that it may be about to begin, its warden writes that down and looks (Revoke).
+
+What waits here costs its job nothing: it goes back unstarted and uncounted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ganger.core import job as jobs
+from ganger.core import messages as m
+from ganger.core import pace
+from ganger.core import rules as bounds
+from ganger.core.job import FENCED, Run
+from ganger.core.job import Phase as RunPhase
+from ganger.core.slot import Slot, State
+from ganger.core.steps import Steps
+
+_GOING: Final = (RunPhase.SENT, RunPhase.RUNNING)
+
+
+class Ahead(Steps):
+    """The part of ``Pool`` that hands jobs to slots."""
+
+    __slots__ = ()
+
+    # ---- what others ask -------------------------------------------------------------------------------------------
+
+    def waiting(self) -> Iterator[Run]:
+        """The runs that no slot is at."""
+        for backlog in self.backlog:
+            yield from backlog
+        for slot in self.slots.values():
+            if slot.next is not None:
+                yield slot.next
+
+    def wanted(self) -> list[int]:
+        """How many jobs to claim, by lane: for free slots, and ahead once half of that is used up."""
+        free, slots, waiting = ([0] * len(self.rules.lanes) for _ in range(3))
+        for slot in self.slots.values():
+            slots[slot.lane] += 1
+            free[slot.lane] += slot.free
+            waiting[slot.lane] += slot.next is not None
+        for lane, backlog in enumerate(self.backlog):
+            ahead = self.paces[lane].ahead(slots[lane]) if self.rules.recycle_after else 0
+            waiting[lane] += len(backlog)
+            if 2 * waiting[lane] <= ahead or free[lane]:
+                free[lane] += max(0, ahead - waiting[lane])
+        return free
+
+    def pressed(self) -> bool:
+        """Whether every slot is at a short job and has another waiting: then outcomes may be gathered for a moment."""
+        return all(slot.state is State.BUSY and slot.next is not None for slot in self.slots.values())
+
+    def recall(self) -> None:
+        """Give back what waits, and ask for what was sent ahead: none of it is to be started any more."""
+        for backlog in self.backlog:
+            while backlog:
+                self._return(backlog.popleft())
+        for slot in self.slots.values():
+            self._revoke(slot)
+
+    def disown(self, run: Run) -> None:
+        """This run, for which no slot is free yet, is not ours any more."""
+        run.reason = FENCED
+        for backlog in self.backlog:
+            if run in backlog:
+                backlog.remove(run)
+
+    # ---- a slot takes a job ----------------------------------------------------------------------------------------
+
+    def _feed(self, slot: Slot, now: m.Now) -> None:
+        """Give a slot what waits for its lane: a job, and one ahead."""
+        backlog = self.backlog[slot.lane]
+        if backlog and slot.free:
+            self._give(slot, backlog.popleft(), now)
+        if backlog and self._takes_another(slot, now) and not (backlog[0].job.fresh or backlog[0].death):
+            run = slot.next = backlog.popleft()
+            self.nonces += 1
+            run.nonce = self.nonces
+            run.enter(RunPhase.SENT, now.mono)
+            after = slot.run.nonce if slot.run is not None else 0
+            self.out(m.SendJob(slot.name, slot.child, run.nonce, run.job, run.limits, after))
+
+    def _give(self, slot: Slot, run: Run, now: m.Now) -> None:
+        """Make it the slot's run. A job that crashed in a used child waits for a fresh one."""
+        slot.run = run
+        if run.failed is not None:
+            told = {key: (run.death or {}).get(key) for key in ("losses", "error")}
+            told = {key: value for key, value in told.items() if value is not None}
+            self.out(m.Emit(jobs.ENDINGS[run.failed].event, {**self._about(slot), **told}))
+        if slot.state is State.IDLE and run.job.fresh and slot.jobs_run:
+            self._retire(slot, now)
+        elif slot.state is State.IDLE:
+            self._send(slot, run, now)
+
+    def _takes_another(self, slot: Slot, now: m.Now) -> bool:
+        run = slot.run
+        if slot.state is not State.BUSY or run is None or run.phase not in _GOING or slot.next is not None:
+            return False
+        if run.reason is not None or run.death is not None or slot.tainted or slot.dismissed or self.draining:
+            return False
+        young = run.started is None or now.mono < run.started + pace.SHORT
+        return young and slot.generation == self.generation and self.paces[slot.lane].short
+
+    def _promote(self, slot: Slot, now: m.Now) -> None:
+        """The child has told of its run and goes on with the one that it was sent ahead."""
+        run, slot.next, slot.revoking = slot.next, None, False
+        assert run is not None
+        slot.run = run
+        run.enter(RunPhase.SENT, now.mono)
+        if slot.state is State.BUSY:
+            slot.limit_at = now.mono + bounds.START_LIMIT
+        self.out(m.Emit("handling-job", self._about(slot)))
+        if run.reason == FENCED:
+            run.reason = None
+            self.order(slot, FENCED, now, grace=0.0)
+        self._feed(slot, now)
+
+    def order(self, slot: Slot, reason: str, now: m.Now, *, grace: float | None = None, ask_only: bool = False) -> None:
+        """End the slot's run for this reason (``pool``)."""
+        raise NotImplementedError
+
+    # ---- and back --------------------------------------------------------------------------------------------------
+
+    def _revoke(self, slot: Slot) -> None:
+        if slot.next is not None and not slot.revoking:
+            slot.revoking = True
+            self.out(m.Revoke(slot.name, slot.child, slot.next.nonce))
+
+    def _take_back(self, slot: Slot, now: m.Now) -> None:
+        """The slot's child will not begin the run that it was sent ahead. If it had begun it all the same, and was
+        killed for the run before, that is not this job's fault, and the next child is its own."""
+        run, slot.next, slot.revoking = slot.next, None, False
+        if run is None or run.reason == FENCED:
+            return
+        if run.phase is RunPhase.RUNNING:
+            self.settle(jobs.blamed_on_another(run), None)
+        else:
+            self._wait_again(slot.lane, run, now)
+
+    def _wait_again(self, lane: int, run: Run, now: m.Now) -> None:
+        run.enter(RunPhase.WAITING, now.mono)
+        if self.draining:
+            self._return(run)
+            return
+        self.backlog[lane].appendleft(run)
+        for slot in self.slots.values():
+            if slot.lane == lane and slot.free:
+                self._feed(slot, now)
+
+    def _return(self, run: Run) -> None:
+        """Back to the queue, unstarted."""
+        self.out(m.Emit("job-released", run.about))
+        self.settle(jobs.unstarted(run), None)
+
+    def run_revoked(self, event: m.RunRevoked, now: m.Now) -> None:
+        """It may have become the slot's run meanwhile, as the child had ended the one before."""
+        slot = self.slots[event.slot]
+        if not slot.has(event.child):
+            return
+        run = slot.run
+        if slot.next is not None and slot.next.nonce == event.nonce:
+            self._take_back(slot, now)
+        elif run is not None and run.nonce == event.nonce and run.phase is RunPhase.SENT and slot.state is State.BUSY:
+            slot.move("keep")
+            slot.run = None
+            if run.reason != FENCED:
+                self._wait_again(slot.lane, run, now)
+            self._let_idle(slot, now)
+
+    def _let_idle(self, slot: Slot, now: m.Now) -> None:
+        """The slot's child waits: for the next job, or to be replaced."""
+        self._renew_warden(slot)
+        if slot.tainted and slot.state is State.IDLE:
+            self._retire(slot, now)
+        self._feed(slot, now)
+
+    # ---- time ------------------------------------------------------------------------------------------------------
+
+    def _tick_ahead(self, now: m.Now) -> None:
+        """Nothing waits here for long: not in a child whose job turns out to be long, and not for a slot."""
+        for slot in self.slots.values():
+            patience = self._patience(slot)
+            if patience is not None and now.mono >= patience:
+                self.paces[slot.lane].lasts(pace.SHORT)
+                self._revoke(slot)
+        for backlog in self.backlog:
+            while backlog and now.mono >= backlog[0].since + pace.WAITS:
+                self._return(backlog.popleft())
+
+    def _patience(self, slot: Slot) -> float | None:
+        """Until when a run may wait in the child's socket, if one does and was not asked for back."""
+        run = slot.run
+        if slot.next is None or slot.revoking or run is None:
+            return None
+        return (run.since if run.started is None else run.started) + pace.SHORT
+
+    def _deadlines_ahead(self) -> Iterator[float]:
+        for slot in self.slots.values():
+            patience = self._patience(slot)
+            if patience is not None:
+                yield patience
+        for backlog in self.backlog:
+            if backlog:
+                yield backlog[0].since + pace.WAITS

@@ -1,0 +1,64 @@
+"""How much to claim beyond the free slots: nothing, unless jobs are short; then what a round trip is worth.
+
+A slot whose jobs take a millisecond would wait for the next claim's answer most of the time. So a lane whose jobs are
+short claims ahead what its slots use up while one claim is under way, measured, twice: while one half is used up, the
+next claim is on its way. A long job must never wait behind others here while another supervisor is idle, so what has
+waited too long goes back.
+
+Numbers only; seconds and bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+SHORT: Final = 0.05  # seconds; a lane whose jobs take longer claims nothing ahead
+WAITS: Final = 0.25  # seconds that a job may wait here for a slot, before it goes back to its queue
+MOST: Final = 256  # jobs ahead of one lane
+BYTES: Final = 8 << 20  # payloads ahead of one lane
+LEAST: Final = 0.0003  # seconds that a slot needs for the shortest job, with all that is around it
+_NEW: Final = 0.2  # weight of a new measurement
+
+
+@dataclass(slots=True)
+class Pace:
+    """The pace of one lane, as measured so far."""
+
+    job_s: float | None = None  # a job's wall time; None: none has ended yet
+    trip_s: float = 0.005  # a claim's, from the question to the answer
+    payload: float = 0.0  # bytes of the larger ones lately
+    careful: bool = False  # a job that was lost before comes next: it gets a slot, and waits nowhere else
+
+    @property
+    def short(self) -> bool:
+        """Whether jobs are short enough to claim ahead."""
+        return self.job_s is not None and self.job_s < SHORT
+
+    def ended(self, wall_s: float) -> None:
+        """A job has ended after so long."""
+        if self.job_s is None or wall_s >= SHORT:
+            self.job_s = wall_s
+        else:
+            self.job_s += _NEW * (wall_s - self.job_s)
+
+    def lasts(self, wall_s: float) -> None:
+        """A job has lasted so long, and goes on."""
+        self.job_s = max(self.job_s or 0.0, wall_s)
+
+    def answered(self, trip_s: float) -> None:
+        """A claim was answered; what it brought is looked at after this."""
+        self.careful = False
+        self.trip_s += _NEW * (trip_s - self.trip_s)
+
+    def claimed(self, payload: int) -> None:
+        """A job with a payload of so many bytes was claimed."""
+        self.payload = max(float(payload), self.payload * (1 - _NEW))
+
+    def ahead(self, slots: int) -> int:
+        """How many jobs to have beyond those that the slots are at."""
+        if self.careful or not self.short or self.job_s is None:
+            return 0
+        used = 2 * slots * self.trip_s / max(self.job_s, LEAST)
+        return min(slots + ceil(used), MOST, int(BYTES / max(self.payload, 1.0)))
