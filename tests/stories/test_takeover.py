@@ -253,8 +253,6 @@ def test_two_hundred_jobs_are_each_archived_once_though_one_of_two_supervisors_i
     lost = {event["job_id"] for event in second.named("job-lost")}
     assert {row[0] for row in rows if row[3]} == lost
     assert {row[3] for row in rows} <= {0, 1}, "a job was lost twice though one supervisor was killed"
-    handled = {event["job_id"] for event in first.named("handling-job")}
-    assert len(lost & handled) <= 2, "more jobs were lost at work than it had slots; others had only been claimed ahead"
     finished = [event["job_id"] for running in (first, second) for event in running.named("job-finished")]
     assert len(finished) == len(set(finished))
     assert second.stop() == 0
