@@ -20,13 +20,13 @@ import weakref
 from _thread import start_new_thread
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import O_CLOEXEC, O_WRONLY, _exit, close, dup2, fstat, getpid, write
 from os import open as os_open
 from socket import socket
 from time import monotonic, sleep
 from traceback import print_exc
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from ganger_child import guard, outcome, retry, titles, tree
 from ganger_child.cleanliness import Cleanliness, stop_timers
@@ -55,30 +55,39 @@ _DRAWING: Final = ("random", "numpy.random", "torch")
 _CALLBACKS: Final = ("failed_attempt", "failed_job")
 
 
-@dataclass(slots=True)
-class _Cost:
-    """What a run cost, from ``start`` to ``stop``."""
+class _Meter:
+    """Measures what runs cost, one after another: wall, CPU of this process and of those it waited for, peak memory."""
 
-    began: float = 0.0
-    cpu_began: float = 0.0
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._cpu_began = 0.0
+        self._peak = -1  # of this process, when it was last brought down to what it holds
+
+    def start(self) -> None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        if usage.ru_maxrss != self._peak:  # an earlier job has raised it
+            with suppress(OSError):  # without it, the peak of that job may show
+                fd = os_open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC)
+                try:
+                    write(fd, b"5")
+                finally:
+                    close(fd)
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            self._peak = usage.ru_maxrss
+        self._began, self._cpu_began = monotonic(), _cpu_s(usage)
+
+    def stop(self) -> _Cost:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        wall_s, cpu_s = monotonic() - self._began, _cpu_s(usage) - self._cpu_began
+        return _Cost(max(0.0, wall_s), max(0.0, cpu_s), usage.ru_maxrss * 1024)
+
+
+class _Cost(NamedTuple):
+    """What a run cost: seconds, and bytes with what the process has from its template."""
+
     wall_s: float = 0.0
-    cpu_s: float = 0.0  # of this process and of those it waited for
-    max_rss: int = 0  # bytes, with what the process has from its template
-
-    @classmethod
-    def start(cls) -> _Cost:
-        with suppress(OSError):  # without it, the peak of an earlier job may show
-            fd = os_open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC)
-            try:
-                write(fd, b"5")
-            finally:
-                close(fd)
-        return cls(monotonic(), _cpu_s())
-
-    def stop(self) -> None:
-        self.wall_s = max(0.0, monotonic() - self.began)
-        self.cpu_s = max(0.0, _cpu_s() - self.cpu_began)
-        self.max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    cpu_s: float = 0.0
+    max_rss: int = 0
 
 
 @dataclass(slots=True)
@@ -89,7 +98,7 @@ class _Run:
     job: Job
     job_type: JobType
     interrupt: Interrupt
-    cost: _Cost
+    cost: _Cost = _Cost()
     exception: BaseException | None = None
 
 
@@ -109,7 +118,9 @@ class Child:
         self._socket = _identity(channel.fileno())
         self._signals = Signals()
         self._coroutines = Coroutines()
+        self._meter = _Meter()
         self._cleanliness: Cleanliness | None = None
+        self._report: tuple[bytes, dict[str, Any]] | None = None  # of a run that returned, not told yet
         self._failed: _Run | None = None
         self._altered = False
         self._worked_s = 0.0
@@ -137,16 +148,19 @@ class Child:
         self._say("ready", job_types=job_types)
 
     def serve(self) -> None:
-        """Serve until told to retire, or until nobody is there to tell."""
+        """Serve until told to retire, or until nobody is there to tell.
+
+        What a run returned is told in one message with the beginning of the next run, where that waits already.
+        """
         while True:
-            received = self._channel.receive(wait=True, limit=1)
-            for message in received.messages:
-                if message.op == "retire":
-                    return
-                if message.op in self._operations:
-                    self._operations[message.op](message)
-            if received.closed:
+            received = self._channel.receive(wait=self._report is None, limit=1)
+            message = received.messages[0] if received.messages else None
+            if message is None or message.op != "run":
+                self._tell_report()
+            if received.closed or (message is not None and message.op == "retire"):
                 return
+            if message is not None and message.op in self._operations:
+                self._operations[message.op](message)
 
     def retire(self) -> None:
         """Flush and close what the jobs left open, as far as ``_RETIRE_BOUND`` seconds allow."""
@@ -164,20 +178,20 @@ class Child:
             return
         run = self._begin(message)
         run.interrupt.begin()
-        self._say("started", nonce=run.nonce)
-        run.cost = _Cost.start()
+        self._begun(run.nonce)
+        self._meter.start()
         ended = run.interrupt.run(lambda: self._handle(run))
         if ended.exception is not None:
             self._put_back()  # it may have come from a signal handler of the job, just before this was done
         self._still_ours()
-        run.cost.stop()
+        run.cost = self._meter.stop()
         self._worked_s += run.cost.wall_s
         self._recover()
         result, run.exception = self._judge(run, ended)
         if run.exception is None:
             run.interrupt.end()
-            self._rest()
-            self._say("returned", result or b"", nonce=run.nonce, **self._facts(run))
+            self._forget()
+            self._report = result or b"", {"nonce": run.nonce, **self._facts(run)}
         else:
             came_out = ended.exception is not None and _is_interrupt(ended.exception)
             self._report_failure(run, run.exception, _reason(run.exception), is_interrupt=came_out)
@@ -194,6 +208,7 @@ class Child:
         self._page[RUN] = nonce
         if nonce <= self._page[REVOKED]:
             self._page[RUN] = NOBODY
+            self._tell_report()
             self._say("revoked", nonce=nonce)
             return False
         self._page[BEGUN] = nonce
@@ -203,7 +218,7 @@ class Child:
         """Ask about a job whose own child is dead, with an exception that tells how it died."""
         run = self._begin(message)
         with suppress(BaseException):  # strategy and callbacks get the text of what cannot be read
-            run.job = replace(run.job, payload=run.job_type.loads(run.job.payload))
+            run.job = run.job.with_payload(run.job_type.loads(run.job.payload))
         set_current(run.job)
         death = message["death"]
         run.exception = postmortem(death, message["limits"])
@@ -239,12 +254,12 @@ class Child:
         self._signals.current = interrupt
         set_current(job)
         titles.show(titles.child(self._slot, job.type, str(job.id), job.attempt, limit=timeout))
-        return _Run(nonce, job, self._loaded.find(job.type), interrupt, _Cost())
+        return _Run(nonce, job, self._loaded.find(job.type), interrupt)
 
     def _handle(self, run: _Run) -> Any:
         """Read the payload and call the handler: both are the user's, and can be interrupted."""
         try:
-            run.job = replace(run.job, payload=run.job_type.loads(run.job.payload))
+            run.job = run.job.with_payload(run.job_type.loads(run.job.payload))
             set_current(run.job)
             return self._coroutines.call_interruptibly(run.interrupt, run.job_type.call, run.job)
         finally:
@@ -358,13 +373,31 @@ class Child:
                 sys.setrecursionlimit(_LEAST_RECURSION)
 
     def _rest(self) -> None:
+        self._forget()
+        titles.show(titles.child(self._slot))
+
+    def _forget(self) -> None:
         set_current(None)
         self._failed = None
         self._signals.current = None
-        titles.show(titles.child(self._slot))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Words to the parent
+
+    def _begun(self, nonce: int) -> None:
+        if self._report is None:
+            self._say("started", nonce=nonce)
+        else:
+            self._tell_report(begun=nonce)
+
+    def _tell_report(self, begun: int = NOBODY) -> None:
+        """Tell what the last run returned, if that is not told yet, and which one was begun after it."""
+        if self._report is None:
+            return
+        (body, fields), self._report = self._report, None
+        if begun == NOBODY:
+            titles.show(titles.child(self._slot))
+        self._say("returned", body, **fields, begun=begun)
 
     def _say(self, op: str, body: bytes = b"", **fields: Any) -> None:
         """Send, unless this is a copy of our process, or not our socket any more: then end."""
@@ -410,8 +443,8 @@ def _is_a(exception: BaseException, kind: type[BaseException]) -> bool:
     return issubclass(type(exception), kind)  # isinstance would ask the exception, which may raise
 
 
-def _cpu_s() -> float:
-    own, waited_for = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+def _cpu_s(own: resource.struct_rusage) -> float:
+    waited_for = resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + waited_for.ru_utime + waited_for.ru_stime
 
 

@@ -56,6 +56,12 @@ class Job:
         """
         return self._interrupt if self._interrupt is not None else nullcontext()
 
+    def with_payload(self, payload: Any) -> Job:
+        """The same job with what its payload was read as."""
+        job = object.__new__(Job)
+        job.__dict__.update(self.__dict__, payload=payload)
+        return job
+
     @classmethod
     def from_wire(
         cls, facts: Mapping[str, Any], limits: Mapping[str, Any], payload: Any, interrupt: Interrupt | None

@@ -20,6 +20,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fcntl import F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE, fcntl
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from os import MFD_ALLOW_SEALING, MFD_CLOEXEC, close, fstat, memfd_create, pread
 from os import write as os_write
 from select import POLLHUP, poll
@@ -48,6 +49,14 @@ _SCM_CREDENTIALS: Final = 0x02
 _SEALS: Final = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL
 _CREDENTIALS: Final = struct.Struct("3i")
 _MOST_FDS: Final = 4  # that come with a message, with room to spare; the kernel closes what is over
+# Numbers, since an enumeration makes an object of each combination, which shows where messages are small and many.
+_RECEIVE: Final = int(MSG_CMSG_CLOEXEC)
+_RECEIVE_NOW: Final = int(MSG_CMSG_CLOEXEC) | int(MSG_DONTWAIT)
+_SEND: Final = int(MSG_NOSIGNAL)
+_SEND_NOW: Final = int(MSG_NOSIGNAL) | int(MSG_DONTWAIT)
+_CUT: Final = int(MSG_CTRUNC) | int(MSG_TRUNC)
+_encode: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_decode: Final = json.JSONDecoder().raw_decode
 _ANCILLARY: Final = CMSG_SPACE(_CREDENTIALS.size) + CMSG_SPACE(_MOST_FDS * array.array("i").itemsize)
 
 
@@ -55,7 +64,7 @@ class WireError(Exception):
     """What came, or what was to be sent, is no message."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Message:
     """One operation, its fields, its body and the descriptors that came with it (the receiver owns them)."""
 
@@ -100,6 +109,8 @@ class Channel:
     def __init__(self, sock: socket, *, limit: int = LIMIT, credentials: bool = False) -> None:
         self.sock = sock
         self.limit = limit
+        # One place for all that comes, of which only what is used takes memory: a new one each time costs a mapping.
+        self._buffer = mmap(-1, DATAGRAM, flags=MAP_PRIVATE | MAP_ANONYMOUS)
         if credentials:
             sock.setsockopt(SOL_SOCKET, SO_PASSCRED, 1)
 
@@ -116,7 +127,7 @@ class Channel:
         WireError for fields that JSON cannot hold, and OSError where there is no descriptor or memory for a long one.
         """
         try:
-            head = json.dumps({"op": op, **fields}, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+            head = _encode({"op": op, **fields}).encode("ascii") + b"\n"
         except (ValueError, TypeError, RecursionError) as error:
             raise WireError(f"a message {op!r} cannot be encoded: {error}") from error
         if len(body) <= INLINE and len(head) + len(body) <= DATAGRAM:
@@ -128,9 +139,12 @@ class Channel:
             close(spill)
 
     def _send(self, datagram: bytes, fds: Sequence[int], *, wait: bool) -> bool:
-        ancillary = [(SOL_SOCKET, SCM_RIGHTS, array.array("i", fds))] if fds else []
+        flags = _SEND if wait else _SEND_NOW
         try:
-            self.sock.sendmsg([datagram], ancillary, MSG_NOSIGNAL | (0 if wait else MSG_DONTWAIT))
+            if fds:
+                self.sock.sendmsg([datagram], [(SOL_SOCKET, SCM_RIGHTS, array.array("i", fds))], flags)
+            else:
+                self.sock.send(datagram, flags)
         except OSError:  # full, or the other end is gone: its end is learnt from the warden, not from here
             return False
         return True
@@ -146,8 +160,8 @@ class Channel:
         errors = 0
         while len(got.messages) + got.garbage < limit:
             try:
-                flags = 0 if wait and not got.messages and not got.garbage else MSG_DONTWAIT
-                data, ancillary, msg_flags, _ = self.sock.recvmsg(DATAGRAM, _ANCILLARY, flags | MSG_CMSG_CLOEXEC)
+                flags = _RECEIVE if wait and not got.messages and not got.garbage else _RECEIVE_NOW
+                size, ancillary, msg_flags, _ = self.sock.recvmsg_into([self._buffer], _ANCILLARY, flags)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
@@ -156,10 +170,10 @@ class Channel:
                     got.closed = True
                     break
                 continue
-            if not data and not ancillary and self._hung_up():
+            if not size and not ancillary and self._hung_up():
                 got.closed = True
                 break
-            message = _parse(data, ancillary, msg_flags, self.limit)
+            message = _parse(self._buffer[:size], ancillary, msg_flags, self.limit)
             if message is None:
                 got.garbage += 1
             else:
@@ -224,7 +238,7 @@ def _parse(data: bytes, ancillary: list[tuple[int, int, bytes]], flags: int, lim
         elif kind == _SCM_CREDENTIALS and len(content) == _CREDENTIALS.size:
             sender = _CREDENTIALS.unpack(content)[0]
     try:
-        if flags & (MSG_CTRUNC | MSG_TRUNC):
+        if flags & _CUT:
             raise WireError("it was cut off")
         if data == b"\n":
             spill = fds.pop()
@@ -233,9 +247,10 @@ def _parse(data: bytes, ancillary: list[tuple[int, int, bytes]], flags: int, lim
             finally:
                 close(spill)
         head, newline, body = data.partition(b"\n")
-        fields = json.loads(head)
+        text = head.decode("ascii")
+        fields, end = _decode(text)
         op = fields.pop("op")
-        if not newline or not isinstance(op, str):
+        if end != len(text) or not newline or not isinstance(op, str):
             raise WireError("no operation")
         return Message(op, fields, body, tuple(fds), sender)
     except (WireError, ValueError, KeyError, AttributeError, IndexError, TypeError, RecursionError):
