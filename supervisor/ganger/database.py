@@ -815,6 +815,16 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
+class Backlog:
+    """What monitoring asks: the queues, dead rows by table, and what keeps them from being removed."""
+
+    queues: tuple[QueueStatus, ...]
+    dead_tuples: Mapping[str, int]
+    horizon_transactions: int
+    oldest_transaction_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """Rows of one queue, of the job table, and of the archive."""
 
@@ -830,6 +840,15 @@ def status(conn: Connection, schema: str = SCHEMA) -> Status:
         supervisors = tuple(SupervisorStatus(*row) for row in _rows(conn, "status_supervisors", schema))
         archive = tuple(ArchiveTotal(*row) for row in _rows(conn, "status_archive", schema))
     return Status(queues, supervisors, archive)
+
+
+def backlog(conn: Connection, schema: str = SCHEMA) -> Backlog:
+    """What monitoring asks, within the connection's own limit."""
+    with transaction(conn):
+        queues = tuple(QueueStatus(*row) for row in _rows(conn, "status_queues", schema))
+        row = _row(conn, "pressure", schema)
+    assert row is not None
+    return Backlog(queues, *row)
 
 
 def counts(conn: Connection, schema: str = SCHEMA, queue: str = "default") -> Counts:
