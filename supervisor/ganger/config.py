@@ -26,6 +26,7 @@ from ganger_child.words import message, shown
 SHUTDOWNS: Final = ("wait", "finish", "interrupt", "terminate")
 LARGEST: Final = 1 << 30  # bytes that a payload or a result may have
 MOST_SLOTS: Final = 4096
+LOOPBACK: Final = "127.0.0.1"
 LARGEST_FILE: Final = 1 << 20  # bytes of a file with settings
 
 _FLAGS: Final = {
@@ -40,6 +41,7 @@ _FLAGS: Final = {
 }
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _MINE: Final = Path("/proc/self/cgroup")
+_ADDRESS: Final = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):)?(?P<port>[0-9]{1,5})", re.ASCII)
 _SCHEMA: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # what ganger.sql takes too
 _REFERENCE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -143,6 +145,21 @@ def database_url(value: object, label: str) -> str:
     if "\0" in value or not (separator or "=" in value):
         raise ConfigError(f"{label} is neither a URL (postgresql://…) nor libpq's words (host=… dbname=…).")
     return value
+
+
+def address(value: object, label: str) -> str:
+    """Read a place to listen at: host:port, or a port of the loopback; the result is host:port."""
+    told = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    match = _ADDRESS.fullmatch(told.strip()) if isinstance(told, str) else None
+    if match is None or int(match["port"]) > 65535:
+        raise ConfigError(f"{label} is {shown(value)}: give a port, or a host and a port, as in 127.0.0.1:9464.")
+    return f"{match['host'] or LOOPBACK}:{int(match['port'])}"
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Take apart what ``address`` has read."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def schema_name(value: object, label: str) -> str:
@@ -276,6 +293,9 @@ class Config:
     database_wait: float = _setting(30.0, seconds, "How long to wait for the database at the start.")
     store_timeout: float = _setting(60.0, seconds, "How long to try to store the last outcomes at the end.")
     nice: int = _setting(0, whole, "Niceness of the children.", low=-20, high=19)
+    http: str | None = _setting(
+        None, address, "Serve /livez, /readyz and /metrics at HOST:PORT, or at a PORT of the loopback; 0: any free one."
+    )
     keep_environ: bool = _setting(False, flag, "Keep /proc/PID/environ readable; process titles are shorter then.")
     until_empty: bool = _setting(False, flag, "Stop when nothing is ready, running or waiting for a retry.")
     log_format: str = _setting(

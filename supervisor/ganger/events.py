@@ -48,6 +48,8 @@ EVENTS: Final[dict[str, Wording]] = {
     "state-dump": Wording("info", ""),
     "titles-not-shown": Wording("warning", "{error}"),
     "callback-error": Wording("error", "{callback} raised|{error}"),
+    "http-started": Wording("info", "{url}|with livez, readyz and metrics"),
+    "http-open-to-others": Wording("warning", "{url} is not on the loopback: whoever reaches it may read it"),
     "events-dropped": Wording("warning", "{count} lines|because {why}"),
     # a job's life
     "handling-job": Wording("info", "{job}|attempt {attempt}|on {slot}|pid {pid}"),
@@ -125,7 +127,8 @@ class Events:
 
     ``level`` is the least level shown. ``log``, if given, gets ``(name, data)`` of each event in place of stderr, in a
     thread of its own; where it raises, the event and a ``callback-error`` go to stderr. ``out`` and ``err`` are the
-    streams for data and events (default: sys.stdout and sys.stderr).
+    streams for data and events (default: sys.stdout and sys.stderr). ``heard`` is told the name of each event, shown or
+    not, by whoever emits it: it must be quick.
     """
 
     def __init__(
@@ -136,7 +139,9 @@ class Events:
         out: TextIO | None = None,
         err: TextIO | None = None,
         log: Callable[[str, Mapping[str, Any]], object] | None = None,
+        heard: Callable[[str], object] | None = None,
     ) -> None:
+        self._heard = heard
         self._least = LEVELS.index(level)
         self._out = _Stream(out if out is not None else sys.stdout)
         self._err = _Stream(err if err is not None else sys.stderr)
@@ -147,6 +152,8 @@ class Events:
 
     def emit(self, name: str, /, **data: Any) -> None:
         """Say that ``name`` happened. Never waits, never raises."""
+        if self._heard is not None:
+            self._heard(name)
         level = EVENTS.get(name, _UNKNOWN).level
         if LEVELS.index(level) >= self._least:
             (self._calls or self._lines).put(_Entry(time.time(), name, level, data))

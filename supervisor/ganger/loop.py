@@ -67,7 +67,8 @@ class Loop:
     """Drives one machine until it finishes.
 
     ``store`` takes database commands, ``ask`` an error for on_polling_error; ``told`` holds facts that the core does
-    not know, by event name.
+    not know, by event name. ``turned``, if given, is called whenever the loop has turned, and says within how many
+    seconds it wants to be called again; it must not wait.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Loop:
         ask: Callable[[str], None],
         name: str,
         told: Mapping[str, Mapping[str, Any]],
+        turned: Callable[[m.Now], float] | None = None,
     ) -> None:
         self.machine = machine
         self.gang = gang
@@ -91,6 +93,7 @@ class Loop:
         self.ask = ask
         self.name = name
         self.told = told
+        self.turned = turned
         self.outcomes: deque[m.Outcome] = deque(maxlen=1)  # the last one
         self._exit_code: int | None = None
         self._for_database: list[m.DatabaseCommand] = []
@@ -113,6 +116,9 @@ class Loop:
         while self._exit_code is None:
             now = clock()
             due = self.machine.deadline(now)
+            if self.turned is not None:
+                patience = self.turned(now)
+                due = patience if due is None else min(due, patience)
             for key, _ in self.selector.select(due):
                 key.data()
             for how in asked(time.monotonic()):

@@ -15,7 +15,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
@@ -30,7 +31,10 @@ from ganger.core.rules import LaneRules, Rules
 from ganger.database_threads import DatabaseThreads
 from ganger.events import Events
 from ganger.gang import Gang, GangSettings, Output
+from ganger.health import TURN, Health
+from ganger.http import Http
 from ganger.loop import Inbox, Loop, clock
+from ganger.notify import Notifier, take_notifier
 from ganger.shortages import shortage
 from ganger.signals import Signals
 from ganger_child import launch, titles
@@ -38,6 +42,7 @@ from ganger_child.options import Options
 
 EVENTS_LIMIT = 5.0  # seconds that the last events may take to be written
 DESCRIPTORS = 40, 6  # that a supervisor needs at most, and for each slot in addition
+HTTP_DESCRIPTORS = 20  # more where it serves HTTP
 
 
 class Supervisor:
@@ -67,8 +72,9 @@ class Supervisor:
         To be called in the main thread. ``adopt`` lets it take in (and kill) what its children leave behind even when
         the processes between have died; only for a program that has no other child processes.
         """
-        with Signals() as signals:
-            return self._run(signals, adopt=adopt)
+        notifier = take_notifier(os.environ)
+        with closing(notifier) if notifier is not None else nullcontext(), Signals() as signals:
+            return self._run(signals, adopt=adopt, notifier=notifier)
 
     def start(self) -> None:
         """Start it in a thread. Raises RuntimeError if it has been started and not stopped."""
@@ -141,6 +147,7 @@ class Supervisor:
         signals: Signals | None,
         *,
         adopt: bool = False,
+        notifier: Notifier | None = None,
         started: Callable[[], object] = lambda: None,
         until_empty: bool = False,
         job_limit: int | None = None,
@@ -151,24 +158,30 @@ class Supervisor:
                 'what starts a supervisor belongs under `if __name__ == "__main__":`.'
             )
         config = self.config
-        _allow_descriptors(sum(lane.slots for lane in config.lanes))
+        _allow_descriptors(sum(lane.slots for lane in config.lanes), 0 if config.http is None else HTTP_DESCRIPTORS)
         rules = _rules(config, until_empty=until_empty or config.until_empty, job_limit=job_limit)
-        events = Events(config.log_format, config.log_level, log=config.log)
+        watchers = _Watchers(Health(), notifier)
+        if config.http is not None:
+            watchers.http = Http(config.http, self.name, watchers.health, clock)
+        heard = None if watchers.http is None else watchers.http.figures.said
+        events = Events(config.log_format, config.log_level, log=config.log, heard=heard)
         callbacks = Callbacks(events)
         try:
+            watchers.introduce(events)
             titles.prepare(
                 keep_environ=config.keep_environ, warn=lambda error: events.emit("titles-not-shown", error=error)
             )
-            place = self._reach_database(events, signals)
+            place = self._reach_database(events, signals, watchers)
             if place is None:  # asked to stop while waiting for it
                 return 0
-            exit_code = self._live(rules, place, events, callbacks, signals, adopt, started)
+            exit_code = self._live(rules, place, events, callbacks, signals, watchers, adopt, started)
             if config.on_shutdown is not None:
                 events.flush(EVENTS_LIMIT)  # what it prints comes after what we said
                 callbacks.call("on_shutdown", config.on_shutdown, then=lambda _: None)
             callbacks.close(given_up=lambda: signals is not None and _hurried(signals))
             return exit_code
         finally:
+            watchers.close()
             events.close(EVENTS_LIMIT)
 
     def _live(
@@ -178,6 +191,7 @@ class Supervisor:
         events: Events,
         callbacks: Callbacks,
         signals: Signals | None,
+        watchers: _Watchers,
         adopt: bool,
         started: Callable[[], object],
     ) -> int:
@@ -192,7 +206,12 @@ class Supervisor:
             stack.callback(inbox.close)
             facts = database.SupervisorFacts(identity, self.name, socket.gethostname(), os.getpid(), config.lease)
             threads = DatabaseThreads(
-                place.conninfo, config.schema, inbox.post, lambda: clock().boot, facts, incarnation.vacant
+                place.conninfo,
+                config.schema,
+                watchers.answers(inbox.post),
+                lambda: clock().boot,
+                facts,
+                incarnation.vacant,
             )
             selector = stack.enter_context(DefaultSelector())
             below = GangSettings(_options(config), identity, lock.fd if lock is not None else None, adopt, config.nice)
@@ -200,16 +219,18 @@ class Supervisor:
             stack.callback(gang.close)
             threads.start()
             stack.callback(threads.close)
+            watchers.health.machine = machine = Machine(rules, random.random, uuid4)
             loop = Loop(
-                Machine(rules, random.random, uuid4),
+                machine,
                 gang,
                 inbox,
                 selector,
                 events,
-                store=threads.do,
+                store=watchers.commands(threads.do),
                 ask=partial(self._ask, callbacks, inbox),
                 name=self.name,
                 told=_told(config, self.name, place.description),
+                turned=watchers.turned if watchers.any else None,
             )
             if signals is not None:
                 selector.register(signals, EVENT_READ, lambda: None)
@@ -221,6 +242,7 @@ class Supervisor:
                 return 1
             finally:
                 self._running = None
+                watchers.health.turned = None  # nobody turns any more, and that is right
                 self._last = loop.outcomes[-1] if loop.outcomes else None
                 if lock is not None and not loop.machine.registered:
                     lock.remove()
@@ -229,10 +251,12 @@ class Supervisor:
     def name(self) -> str:
         return self.config.name or f"{socket.gethostname()}:{os.getpid()}"
 
-    def _reach_database(self, events: Events, signals: Signals | None) -> locate.Place | None:
+    def _reach_database(self, events: Events, signals: Signals | None, watchers: _Watchers) -> locate.Place | None:
         """Wait for the database and see that its tables fit. None: asked to stop meanwhile."""
 
         def sleep(seconds: float) -> bool:
+            if watchers.notifier is not None:
+                watchers.notifier.waits(clock(), "waiting for the database")
             if signals is not None:
                 return signals.wait(seconds)
             time.sleep(seconds)
@@ -251,6 +275,8 @@ class Supervisor:
             if signals is not None and signals.wait(0):
                 return None
             raise
+        if watchers.http is not None:
+            watchers.http.ask_database(place.conninfo, self.config.schema)
         return place
 
     def _ask(self, callbacks: Callbacks, inbox: Inbox, error: str) -> None:
@@ -264,13 +290,48 @@ class Supervisor:
             callbacks.call("on_polling_error", self.config.on_polling_error, PollingError(error), then=take)
 
 
+@dataclass(slots=True)
+class _Watchers:
+    """Who looks at a running supervisor: its service manager, and whoever asks over HTTP."""
+
+    health: Health
+    notifier: Notifier | None
+    http: Http | None = None
+
+    @property
+    def any(self) -> bool:
+        return self.notifier is not None or self.http is not None
+
+    def turned(self, now: m.Now) -> float:
+        """The loop has turned; within so many seconds it is to do so again."""
+        self.health.turned = now.mono
+        return TURN if self.notifier is None else self.notifier.turn(now, self.health)
+
+    def commands(self, do: Callable[..., None]) -> Callable[..., None]:
+        return do if self.http is None else self.http.figures.watch_commands(do)
+
+    def answers(self, post: Callable[[Any], None]) -> Callable[[Any], None]:
+        return post if self.http is None else self.http.figures.watch_answers(post)
+
+    def introduce(self, events: Events) -> None:
+        if self.http is not None:
+            events.emit("http-started", url=self.http.url)
+            if self.http.open_to_others:
+                events.emit("http-open-to-others", url=self.http.url)
+
+    def close(self) -> None:
+        if self.http is not None:
+            self.http.close()
+
+
 class PollingError(Exception):
     """What on_polling_error is given: the database is lost, or a claim failed; the message says why."""
 
 
-def _allow_descriptors(slots: int) -> None:
-    """Raise our limit on descriptors to what so many slots need. Raises ConfigError where that is not allowed."""
-    needed = len(os.listdir("/proc/self/fd")) + DESCRIPTORS[0] + DESCRIPTORS[1] * slots
+def _allow_descriptors(slots: int, more: int) -> None:
+    """Raise our limit on descriptors to what so many slots, and ``more``, need. Raises ConfigError where that is not
+    allowed."""
+    needed = len(os.listdir("/proc/self/fd")) + DESCRIPTORS[0] + DESCRIPTORS[1] * slots + more
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if needed <= limit or limit == resource.RLIM_INFINITY:
         return
