@@ -32,6 +32,7 @@ from ganger_child import guard, launch, tree
 from ganger_child.options import Options
 from ganger_child.trust import TrustWriter
 from ganger_child.wire import Channel, Message, WireError, pair
+from ganger_child.words import plain
 
 READ_AT_ONCE: Final = 16 * 1024  # bytes of output per visit: a child that prints without end gets its turn, no more
 PIPE_HOLDS: Final = 1 << 20  # the most that the kernel lets a pipe hold, so the most to drain before a last event
@@ -39,6 +40,7 @@ LINE: Final = 8 * 1024  # bytes; longer lines are cut into pieces
 RESULT_SLACK: Final = 64 * 1024  # bytes that a message may have beside its result
 TOO_MUCH_GARBAGE: Final = 100
 LONGEST_TYPE: Final = 200  # characters of a job type that a process title can use
+LONGEST_NOTE: Final = 100  # characters of a note on a run's progress
 LONGEST_DELAY: Final = 100 * 366 * 86400.0  # seconds; the child lets no strategy say more
 _ERROR: Final = ("type", "message", "traceback")
 _CALLBACKS: Final = ("failed_attempt", "failed_job")
@@ -172,6 +174,7 @@ class Gang:
             "kill-acknowledged": self._kill_acknowledged,
             "verdict": self._verdict,
             "memory": self._memory,
+            "progress": self._progress,
         }
         self._words_of_child: dict[str, Callable[[_Warden, _Child, Message], None]] = {
             "ready": self._child_ready,
@@ -622,6 +625,11 @@ class Gang:
 
     def _memory(self, warden: _Warden, child: _Child, word: Message) -> None:
         self._post(m.MemoryHeld(warden.slot, child.number, word["nonce"], word["held"]))
+
+    def _progress(self, warden: _Warden, child: _Child, word: Message) -> None:
+        done = None if word["done"] is None else _number(word["done"], 1000) / 1000
+        note = plain(_text(word["note"]), LONGEST_NOTE)
+        self._post(m.ProgressTold(warden.slot, child.number, word["nonce"], done, note))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Children: what they say

@@ -108,6 +108,15 @@ def describe(job: Job) -> Any:
     }
 
 
+@handlers.job("progress")
+def progress(job: Job) -> str:
+    try:
+        job.progress(*job.payload)
+    except ValueError as error:
+        return f"ValueError: {error}"
+    return ""
+
+
 @handlers.job("text")
 def text(job: Job) -> str:
     return "x" * int(job.payload)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ganger_child.errors import CANNOT_REPORT
+from ganger_child.page import PROGRESS
 from ganger_child.wire import INLINE
 from tests.child.driver import JOB_ID, RUN_ID, Driver, wait_until
 
@@ -86,6 +87,25 @@ def test_the_job_tells_about_itself(shared: Driver) -> None:
         "shutdown": "finish",
         "interrupted": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("fraction", "note", "told"),
+    [
+        (0.5, "half", (501, "half")),
+        (-1, None, (1, "")),
+        (7, "", (1001, "")),
+        (None, "no end in sight", (0, "no end in sight")),
+        (None, "\ud800", (0, "?")),
+        (float("nan"), None, "ValueError: fraction is nan: give a number from 0 to 1."),
+        ("a third", None, "ValueError: fraction is 'a third': give a number from 0 to 1."),
+        (0.1, 17, "ValueError: note is 17: give a text."),
+    ],
+)
+def test_progress_is_written_for_the_warden_or_refused(shared: Driver, fraction: Any, note: Any, told: Any) -> None:
+    report = json.loads(shared.run("progress", [fraction, note]).body)
+    given = (shared.page[PROGRESS], shared.page.read_note())
+    assert (report or given) == told
 
 
 @pytest.mark.parametrize(("mode", "function"), [("default", "plain"), ("advanced", "advanced"), ("default", "aplain")])

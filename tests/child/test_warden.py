@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -88,6 +89,13 @@ def stop_myself(job):
 @handlers.job("sleep")
 def sleep(job):
     time.sleep(300)
+
+@handlers.job("tell")
+def tell(job):
+    for n in range(10000):
+        job.progress(n / 9999 * 0.42, f"\\x1b[31m\\u202e{n} tiles \\N{HEAVY BLACK HEART}" + "x" * 400)
+    while not os.path.exists(job.payload):
+        time.sleep(0.01)
 
 @handlers.job("compute")
 def compute(job):
@@ -581,6 +589,28 @@ def test_the_wardens_title_is_true_while_the_child_is_deep_in_c_code(make_driver
     assert ages[-1] - ages[0] <= 4
     driver.kill()
     wait_until(lambda: title(warden) == f"ganger: warden {SLOT} idle", 6, lambda: title(warden))
+
+
+def test_progress_is_in_the_title_and_told_to_the_supervisor(make_driver: DriverFactory, tmp_path: Path) -> None:
+    """What a loop tells ten thousand times is told on once a second at most, and only where it has changed. A note
+    comes without what could do something to a terminal; and what the run before has said is not this run's."""
+    driver = make_driver(HANDLERS)
+    warden = psutil.Process(driver.start()).ppid()
+    driver.watch(driver.begin("tell", json.dumps(str(tmp_path / "go"))))
+    told = driver.expect(m.ProgressTold, done=0.42)
+    assert told.note == "[31m9999 tiles \N{HEAVY BLACK HEART}" + "x" * 82
+    wait_until(lambda: title(warden).endswith(" 42%"), 6, lambda: title(warden))
+    first = title(warden)
+    second = next_title(warden, first)
+    assert next_title(warden, second).endswith(" 42%")
+    (tmp_path / "go").touch()
+    driver.turn_until(lambda: driver.saw(m.JobReturned), 15, "the end of the run")
+    assert not driver.saw(m.ProgressTold)
+    driver.watch(driver.begin("sleep"))
+    wait_until(lambda: " sleep " in title(warden), 6, lambda: title(warden))
+    assert not title(warden).endswith("%")
+    driver.kill()
+    assert not driver.saw(m.ProgressTold)
 
 
 def test_after_a_minute_a_title_is_renewed_every_five_seconds(make_driver: DriverFactory) -> None:

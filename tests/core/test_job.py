@@ -131,3 +131,27 @@ def test_ended_by(reason: str | None, whom: str | None) -> None:
     made = run()
     made.reason = reason
     assert jobs.succeeded(made, None).facts.get("ended_by") == whom
+
+
+# ---- progress --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "left"),
+    [
+        ([(110.0, None)], None),
+        ([(110.0, 0.0)], None),
+        ([(100.0, 0.3)], None),  # no time has passed
+        ([(110.0, 0.25)], 30.0 - 5.0),
+        ([(110.0, 0.25), (120.0, 0.25)], 60.0 - 5.0),
+        ([(120.0, 0.9), (130.0, 0.2), (140.0, 0.6)], 10.0 - 5.0),  # something new was begun
+        ([(110.0, 1.0)], 0.0),
+    ],
+)
+def test_what_is_left_is_told_by_the_speed_so_far(told: list[tuple[float, float | None]], left: float | None) -> None:
+    made = run()
+    made.started = 100.0
+    for now, done in told:
+        made.progress = jobs.progress(made, done, "", now)
+    assert made.progress is not None
+    assert made.progress.left(told[-1][0] + 5.0) == pytest.approx(left)

@@ -109,6 +109,22 @@ def test_nothing_is_claimed_before_a_child_is_ready() -> None:
     assert Desk().idle().said(m.Claim)
 
 
+def test_a_beat_tells_of_the_progress_of_each_run() -> None:
+    desk = Desk()
+    desk.running()
+    sent = desk.said(m.SendJob)[-1]
+    desk.wait(5.0)
+    desk.hear(m.ProgressTold(SLOT, sent.child, sent.nonce + 1, 0.9, "of another run"))
+    desk.hear(m.ProgressTold(SLOT, sent.child, sent.nonce, 0.5, "half"))
+    desk.wait(desk.machine.book.lease.interval)
+    told = {"done": 0.5, "note": "half", "left": pytest.approx(0.0, abs=6.0)}
+    assert desk.said(m.Beat)[-1].info["progress"] == {str(sent.job.job_id): told}
+    desk.returned()
+    desk.child_ends(m.Exit(exit_code=0))
+    desk.wait(desk.machine.book.lease.interval)
+    assert desk.said(m.Beat)[-1].info["progress"] == {}
+
+
 def test_nothing_is_claimed_after_shutting_down() -> None:
     desk = Desk()
     desk.running()

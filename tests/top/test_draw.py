@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -67,6 +68,15 @@ def test_a_wide_screen_shows_more() -> None:
     assert third.split()[-2:] == ["films", "web1"]
     assert "48m" in third  # what is left of it, by its progress
     assert any("box" in line and "fit" in line for line in lines)
+
+
+def test_what_a_job_says_of_itself_is_beside_its_type_and_above_its_processes() -> None:
+    run = replace(view(1).slots[0], note="tile 3\x1b[31m of 9", ends_in=7200.0)
+    what = replace(view(1), slots=(run,))
+    assert any("render-frame: tile 3?[31m of 9 " in line for line in shown(what, 160, 40))
+    for width, told in ((80, "2.0h left"), (160, "2.0h left, tile 3?[31m of 9")):
+        lines = shown(what, width, 40, chosen=Chosen.of(run), tree=True)
+        assert any(f"PROCESSES of {run.job_id}, {told}" in line for line in lines)
 
 
 def test_runs_come_first_where_there_is_no_room_for_all() -> None:

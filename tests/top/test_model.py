@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from ganger.top.model import Local, Process, Run, Slot, Stored, Supervisor, as_json, combine, natural
+from ganger.top.model import Local, Process, Progress, Run, Slot, Stored, Supervisor, as_json, combine, natural
 
 JOB = UUID("01a22cff-62f1-7446-91e5-873d246d4448")
 HERE = Supervisor("web1", "here", 10, "draining", 1, 4, (("any", 4),), seen=True)
@@ -25,6 +25,15 @@ def test_a_run_that_both_know_is_one_row() -> None:
     assert view.slots == (replace(SLOT, job_id=JOB, queue="q", cancel="cancelled"),)
     assert view.supervisors == (replace(KNOWN, phase="draining", running=1, seen=True),)
     assert (view.idle, view.slots[0].left) == (3, 90.0)
+
+
+def test_progress_comes_from_the_title_and_the_rest_of_it_from_the_supervisor() -> None:
+    told = Progress(20, "step 3", 55.0)
+    view = combine(Local("here", (HERE,), (SLOT,)), Stored((KNOWN,), (replace(RUN, progress=told),)))
+    (row,) = view.slots
+    assert (row.progress, row.note, row.left) == (25, "step 3", 55.0)
+    (row,) = combine(Local("away"), Stored((KNOWN,), (replace(RUN, progress=told),))).slots
+    assert (row.progress, row.note, row.left) == (20, "step 3", 55.0)
 
 
 @pytest.mark.parametrize("run", [replace(RUN, attempt=3), replace(RUN, job_id=UUID(int=JOB.int + 1))])

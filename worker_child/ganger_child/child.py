@@ -44,6 +44,7 @@ from ganger_child.interrupt import Alarm, Ended, Interrupt, Signals
 from ganger_child.job import Job, set_current
 from ganger_child.options import Options
 from ganger_child.page import BEGUN, NOBODY, REVOKED, RUN, Page
+from ganger_child.reports import Reports
 from ganger_child.wire import Channel, Message
 
 _RETIRE_BOUND: Final = 5.0  # seconds to flush and close
@@ -249,7 +250,8 @@ class Child:
         facts, limits = message["job"], message["limits"]
         nonce, timeout = message["nonce"], limits.get("timeout")
         interrupt = Interrupt(self._page, nonce, limits)
-        job = Job.from_wire(facts, limits, message.body.decode("utf-8", "surrogateescape"), interrupt)
+        payload = message.body.decode("utf-8", "surrogateescape")
+        job = Job.from_wire(facts, limits, payload, interrupt, Reports(self._page, nonce))
         self._failed = None
         self._signals.current = interrupt
         set_current(job)

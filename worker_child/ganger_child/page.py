@@ -5,8 +5,8 @@ the signal's arrival; so the order names the run (its nonce), and the child's ha
 is in. The warden, before it kills, stops the child and looks here (corrections: *stop, look, kill*).
 
 Every field is one aligned 64-bit word, written by one side only, so no lock is needed and a reader never sees half of
-a value. The memory file is sealed against shrinking: a child that truncates it would otherwise kill its warden with
-SIGBUS.
+a value. (The note on a run's progress is longer: a serial number tells that it is being written.) The memory file is
+sealed against shrinking: a child that truncates it would otherwise kill its warden with SIGBUS.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ NOBODY: Final = 0  # the nonce of no run
 RUN: Final = 0  # nonce of the run it is in, NOBODY between runs
 PROGRESS: Final = 1  # per mille, plus one; 0 = none given
 BEGUN: Final = 2  # nonce of the run that it began last
+NOTE_SERIAL: Final = 3  # odd while the note is being written, another one afterwards
 # Written by the warden:
 ORDER_RUN: Final = 8  # nonce of the run that the order is for
 ORDER: Final = 9  # code of the order, an index into ORDERS
 ORDER_SERIAL: Final = 10  # grows by one with every order, so that a second one can be told from the first
 REVOKED: Final = 11  # runs up to this nonce are not to be begun any more
+
+_NOTE: Final = 1024  # where the note begins, a text in UTF-8 with NULs after it
+NOTE_MOST: Final = 240  # bytes of a note
 
 ORDERS: Final = ("none", "shutdown", "timeout", "memory", "cancelled", "killed")
 
@@ -52,6 +56,21 @@ class Page:
 
     def __setitem__(self, word: int, value: int) -> None:
         self._words[word] = value
+
+    def write_note(self, note: bytes) -> None:
+        """Say what is being done; what is over ``NOTE_MOST`` bytes is left out."""
+        serial = self._words[NOTE_SERIAL] | 1
+        self._words[NOTE_SERIAL] = serial
+        self._map[_NOTE : _NOTE + NOTE_MOST] = note[:NOTE_MOST].ljust(NOTE_MOST, b"\0")
+        self._words[NOTE_SERIAL] = serial + 1
+
+    def read_note(self) -> str | None:
+        """What was said last; None while it is being written."""
+        serial = self._words[NOTE_SERIAL]
+        note = self._map[_NOTE : _NOTE + NOTE_MOST]
+        if serial & 1 or self._words[NOTE_SERIAL] != serial:
+            return None
+        return note.partition(b"\0")[0].decode("utf-8", "ignore")
 
     def close(self) -> None:
         self._words.release()

@@ -83,6 +83,8 @@ class _Watch:
     next_sample: float
     next_title: float
     next_memory: float
+    note: str = ""
+    told: tuple[int, str] = (0, "")  # what the supervisor knows of its progress
 
     @property
     def nonce(self) -> int:
@@ -188,10 +190,9 @@ class Warden:
             self._outbox.append((op, fields, tuple(map(dup, fds))))
             self._poll.modify(self._control.fileno(), POLLIN | POLLOUT)
 
-    def _say(self, op: str, **fields: Any) -> None:
-        """Send what is worth nothing later."""
-        if not self._outbox:
-            self._control.send(op, **fields)
+    def _say(self, op: str, **fields: Any) -> bool:
+        """Send what is worth nothing later; whether it was sent."""
+        return not self._outbox and self._control.send(op, **fields)
 
     def _flush(self) -> None:
         while self._outbox:
@@ -497,6 +498,13 @@ class Warden:
     def _show_run(self, child: _Child, watch: _Watch, age: float) -> None:
         order = watch.order
         given = child.page[PROGRESS]
+        given = given if given <= 1001 else 0
+        watch.note = watch.note if (note := child.page.read_note()) is None else note
+        news = (given, watch.note)
+        if news != watch.told:
+            done = given - 1 if given else None
+            if self._say("progress", child=child.number, nonce=watch.nonce, done=done, note=watch.note):
+                watch.told = news
         titles.show(
             titles.warden(
                 self._slot,
@@ -505,7 +513,7 @@ class Warden:
                 attempt=order["attempt"],
                 age=age,
                 limit=order.get("limit"),
-                progress=(given - 1) // 10 if 0 < given <= 1001 else None,
+                progress=(given - 1) // 10 if given else None,
             )
         )
 

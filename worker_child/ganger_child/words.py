@@ -29,6 +29,12 @@ def shown(value: object) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 20]} … {line[-17:]}"
 
 
+def plain(text: str, most: int = LONGEST) -> str:
+    """A text that any terminal can show on one line, cut to so many characters: control characters and marks of the
+    writing direction are left out."""
+    return "".join(character for character in text[:most] if character.isprintable())
+
+
 def message(error: BaseException) -> str:
     """What an exception says, on one line."""
     told = guarded(lambda: str(error), "") or type(error).__name__

@@ -204,6 +204,7 @@ def _life(job: Mapping[str, Any]) -> str:
     if job.get("finished_at"):
         say("ended", clock(job["finished_at"]))
     say("attempts", job["attempts"], *(f"{word}: {job[word]}" for word in _COUNTED if job.get(word)))
+    say("progress", _progress(job.get("progress")))
     limits = [f"{name} {show(job[column])}" for name, column, show in _LIMITS if job.get(column) is not None]
     say("limits", ", ".join([*limits, *([f"shutdown {job['shutdown']}"] if job.get("shutdown") else [])]))
     say("unique key", job.get("unique_key"))
@@ -213,6 +214,15 @@ def _life(job: Mapping[str, Any]) -> str:
     for number, run in enumerate(job["runs"], 1):
         lines += ["", *_attempt(number, run, last=number == len(job["runs"]), live="finished_at" not in job)]
     return "\n".join(lines)
+
+
+def _progress(told: Mapping[str, Any] | None) -> str:
+    """How far a run says it is, as its supervisor has passed it on."""
+    if told is None:
+        return ""
+    done, left = told.get("done"), told.get("left")
+    words = ["" if done is None else f"{done:.0%}", "" if left is None else f"ends in {age(left)}", told.get("note")]
+    return ", ".join(word for word in words if word)
 
 
 def _standing(job: Mapping[str, Any]) -> str:

@@ -35,6 +35,24 @@ class Phase(Enum):
 AFTER_HANDLER: Final = (Phase.ASKING, Phase.CALLING, Phase.OVER)
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a handler told last, ``at`` (mono): ``done`` from 0 to 1, and a note. ``since`` then it has come from
+    ``first`` to there."""
+
+    done: float | None
+    note: str
+    at: float
+    first: float
+    since: float
+
+    def left(self, now: float) -> float | None:
+        """Seconds to its end, if it goes on as it has gone; None while that cannot be told."""
+        if self.done is None or self.done <= self.first or self.at <= self.since:
+            return None
+        return max(0.0, (1 - self.done) * (self.at - self.since) / (self.done - self.first) - (now - self.at))
+
+
 @dataclass(slots=True)
 class Run:
     """What is known of a run. Times are mono, except ``claimed``."""
@@ -55,6 +73,7 @@ class Run:
     verdict: Verdict | None = None
     undecided: bool = False  # shutdown began before the first verdict: that one decides
     watched: bool = False
+    progress: Progress | None = None
     told: bool = False  # the wish to stop was written down for a handler that looks
     death: Mapping[str, Any] | None = None  # its own child is dead or dirty: what a post-mortem has to tell
     failed: str | None = None  # the reason of the failed attempt, once that has been told
@@ -83,6 +102,18 @@ class Run:
             "queue": self.job.queue,
             "attempt": self.job.attempts,
         }
+
+
+def progress(run: Run, done: float | None, note: str, now: float) -> Progress:
+    """Take in what the handler tells. It began with nothing, unless it says later that less is done than before: then
+    it has begun something anew, and what is left is told by its speed from there on."""
+    before = run.progress
+    first, since = (0.0, run.since if run.started is None else run.started)
+    if before is not None:
+        first, since = before.first, before.since
+        if done is not None and before.done is not None and done < before.done:
+            first, since = done, now
+    return Progress(done, note, now, first, since)
 
 
 def limits(job: Job, declared: TypeFacts | None, rules: Rules) -> Limits:

@@ -99,7 +99,7 @@ class Machine:
             self._drain(now)
         self.pool.tick(now)
         self._register_again(now)
-        self.book.beat(now, TITLES[self.phase], self._info)
+        self.book.beat(now, TITLES[self.phase], lambda: self._info(now))
         if self._claims():
             types = tuple(self.pool.job_types) if self.rules.known_types_only and self.pool.job_types else None
             self.book.ask(now, *self._claimable(), types)
@@ -408,8 +408,8 @@ class Machine:
             counts[slot.lane] += 1
         return counts
 
-    def _info(self) -> dict[str, Any]:
-        """What the supervisor's row tells of it."""
+    def _info(self, now: m.Now) -> dict[str, Any]:
+        """What the supervisor's row tells of it, and, by job id, of the progress of its runs."""
         running = self._running()
         return {
             "slots": len(self.pool.slots),
@@ -417,6 +417,11 @@ class Machine:
             "lanes": {
                 lane.name: {"queues": list(lane.queues), "slots": lane.slots, "running": count}
                 for lane, count in zip(self.rules.lanes, running, strict=True)
+            },
+            "progress": {
+                str(run.job.job_id): {"done": told.done, "note": told.note, "left": told.left(now.mono)}
+                for _, run in self.pool.runs
+                if (told := run.progress) is not None
             },
         }
 

@@ -165,6 +165,17 @@ class JobStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressTold:
+    """The run has got on: ``done`` from 0 to 1, and a note that any terminal can show."""
+
+    slot: str
+    child: int
+    nonce: int
+    done: float | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobReturned:
     """The handler returned and its result can be stored. ``clean``: the child found itself as it was at its start."""
 
@@ -763,6 +774,7 @@ GangEvent = (
     | KillAcknowledged
     | RunSpared
     | RunRevoked
+    | ProgressTold
     | Verdict
     | MemoryHeld
     | Garbage

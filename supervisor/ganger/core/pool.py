@@ -23,6 +23,7 @@ from ganger.core.slot import Slot, State
 
 _OfRun = (
     m.JobStarted
+    | m.ProgressTold
     | m.JobReturned
     | m.StrategyAsked
     | m.JobRaised
@@ -377,6 +378,11 @@ class Pool(Endings):
         run.enter(RunPhase.OVER, now.mono)
         self._let_go(slot, run, now)
 
+    def progress_told(self, event: m.ProgressTold, now: m.Now) -> None:
+        _, run = self._run_of(event)
+        if run is not None:
+            run.progress = jobs.progress(run, event.done, event.note, now.mono)
+
     def verdict(self, event: m.Verdict, now: m.Now) -> None:
         _, run = self._run_of(event)
         if run is not None:
@@ -553,6 +559,7 @@ class Pool(Endings):
         m.JobRaised: job_raised,
         m.CallbackBegun: callback_begun,
         m.CallbacksDone: callbacks_done,
+        m.ProgressTold: progress_told,
         m.Verdict: verdict,
         m.MemoryHeld: memory_held,
         m.Garbage: garbage,

@@ -233,7 +233,8 @@ def _bar(slot: Slot, width: int) -> str:
 
 
 def _state(slot: Slot) -> str:
-    return f"{slot.job_type} ({slot.cancel})" if slot.cancel else slot.job_type
+    state = f"{slot.job_type} ({slot.cancel})" if slot.cancel else slot.job_type
+    return f"{state}: {slot.note}" if slot.note else state
 
 
 _SLOTS: Final = (
@@ -255,12 +256,18 @@ _SLOTS: Final = (
 def _tree(slot: Slot) -> _Section:
     """The processes of a run, below what is known of its job."""
     columns = (
-        Column("PID", 9, lambda one: one.pid, right=True),
+        Column("PID", 7, lambda one: one.pid, right=True),
         Column("CPU%", 5, lambda one: "" if one.cpu is None else f"{one.cpu:.0f}", right=True),
         Column("MEM", 5, lambda one: size(one.rss), right=True),
-        Column(f"PROCESSES of {slot.job_id or slot.short_id}", 0, _indented),
+        Column(_known(slot), 0, _indented),
     )
     return _Section(columns, slot.processes or (Process(0, 0, "not on this host", None, 0),), 6)
+
+
+def _known(slot: Slot) -> str:
+    """The head of the processes: whose they are, and of its progress what a narrow screen has no column for."""
+    left = "" if slot.left is None else f"{age(slot.left)} left"
+    return ", ".join(word for word in (f"PROCESSES of {slot.job_id or slot.short_id}", left, slot.note) if word)
 
 
 def _indented(process: Process) -> str:

@@ -31,7 +31,8 @@ class Slot:
     """A run in its slot. What is not known is None: a run elsewhere has no slot, and no figures of its processes.
 
     ``age``, ``limit`` and ``left`` (estimated from the progress) are seconds, ``progress`` percent, ``cpu`` percent of
-    one core and ``rss`` bytes, both of the whole tree. ``cancel`` is the reason of an order to cancel it.
+    one core and ``rss`` bytes, both of the whole tree. ``cancel`` is the reason of an order to cancel it, ``note`` what
+    the job says it is at, ``ends_in`` (seconds) the supervisor's estimate, which knows more than the progress alone.
     """
 
     supervisor: str
@@ -49,11 +50,13 @@ class Slot:
     job_id: UUID | None = None
     queue: str | None = None
     cancel: str | None = None
+    note: str = ""
+    ends_in: float | None = None
 
     @property
     def left(self) -> float | None:
-        if not self.progress:
-            return None
+        if self.ends_in is not None or not self.progress:
+            return self.ends_in
         return self.age * (100 - self.progress) / self.progress
 
 
@@ -110,6 +113,15 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """What a run tells of its progress, as its supervisor passes it on; ``left`` is seconds."""
+
+    percent: int | None = None
+    note: str = ""
+    left: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """A run as the database knows it."""
 
@@ -121,6 +133,7 @@ class Run:
     limit: float | None
     cancel: str | None
     supervisor_id: int
+    progress: Progress = Progress()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +197,10 @@ def _slots(local: Local, stored: Stored, supervisors: tuple[Supervisor, ...]) ->
     for slot in local.slots:
         run = known.pop((slot.short_id, slot.attempt), None)
         if run is not None:
-            slot = replace(slot, job_id=run.job_id, queue=run.queue, cancel=run.cancel)
+            told = run.progress
+            slot = replace(
+                slot, job_id=run.job_id, queue=run.queue, cancel=run.cancel, note=told.note, ends_in=told.left
+            )
         rows.append(slot)
     names = {one.supervisor_id: one for one in supervisors}
     rows += [_elsewhere(run, names.get(run.supervisor_id)) for run in known.values()]
@@ -205,6 +221,9 @@ def _elsewhere(run: Run, by: Supervisor | None) -> Slot:
         job_id=run.job_id,
         queue=run.queue,
         cancel=run.cancel,
+        progress=run.progress.percent,
+        note=run.progress.note,
+        ends_in=run.progress.left,
     )
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ganger import database, locate
 from ganger.database import Connection
 from ganger.sql import statement
-from ganger.top.model import Ended, Queue, Run, Stored, Supervisor
+from ganger.top.model import Ended, Progress, Queue, Run, Stored, Supervisor
 
 EVERY = 1.0  # seconds between two readings
 SHARE = 20  # a reading may take a twentieth of the time: where queues are long, it is done less often
@@ -33,10 +33,27 @@ def read(conn: Connection, schema: str) -> Stored:
             return conn.execute(statement(name, schema), values or None).fetchall()
 
         supervisors = [database.SupervisorStatus(*row) for row in rows("status_supervisors")]  # type: ignore[arg-type]
-        runs = tuple(Run(*row) for row in rows("top_running", most=MOST_RUNS))  # type: ignore[arg-type]
+        progress = _progress(supervisors)
+        runs = tuple(
+            Run(*row, progress.get(str(row[0]), Progress()))  # type: ignore[call-arg, arg-type]
+            for row in rows("top_running", most=MOST_RUNS)
+        )
         queues = tuple(Queue(*row) for row in rows("status_queues"))  # type: ignore[arg-type]
         ended = tuple(Ended(*row) for row in rows("top_ended", most=MOST_ENDED))  # type: ignore[arg-type]
     return Stored(tuple(_supervisor(one) for one in supervisors), runs, queues, ended)
+
+
+def _progress(supervisors: Iterable[database.SupervisorStatus]) -> dict[str, Progress]:
+    """What the runs have told of their progress, by job id. What is left has passed on since the supervisor said so."""
+    return {
+        job_id: Progress(
+            percent=None if told.get("done") is None else int(told["done"] * 100),
+            note=str(told.get("note") or ""),
+            left=None if told.get("left") is None else max(0.0, told["left"] - one.beat_age_s),
+        )
+        for one in supervisors
+        for job_id, told in one.info.get("progress", {}).items()
+    }
 
 
 def _supervisor(one: database.SupervisorStatus) -> Supervisor:
