@@ -30,7 +30,7 @@ FLOORS = (
     {"health", "plot", "results"},
     {"client", "jobs", "report"},
     {"database", "incarnation", "local_postgres", "events"},
-    {"config", "formats", "sql"},
+    {"config", "formats", "shortages", "sql", "tail"},
     {"core"},
 )
 PACKAGES = {"commands", "core", "top"}
