@@ -301,6 +301,9 @@ class Config:
     log_format: str = _setting(
         "console", word, "Events for people or for machines: {words}.", words=("console", "json")
     )
+    output_tail: int = _setting(
+        8 * 1024, size, "How much of what a job printed last is kept with its attempt.", high=64 * 1024
+    )
     log_level: str = _setting(
         "info", word, "Least level of the events shown: {words}.", words=("debug", "info", "warning", "error")
     )

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, Protocol, TextIO
 
+from ganger.formats import CONTROL
+
 LEVELS: Final = ("debug", "info", "warning", "error")
 MOST_LINES: Final = 10_000  # that wait to be written
 MOST_CHARS: Final = 4 << 20
@@ -109,8 +111,7 @@ _COLOURS: Final = {
     "job-finished": "32",
     "handling-job": "36",
 }
-_CONTROL: Final = {code: repr(chr(code))[1:-1] for code in (*range(32), 127, *range(128, 160)) if chr(code) != "\t"}
-_CONTROL_BUT_COLOUR: Final = {code: shown for code, shown in _CONTROL.items() if code != 27}
+_CONTROL_BUT_COLOUR: Final = {code: shown for code, shown in CONTROL.items() if code != 27}
 
 
 class _Entry(NamedTuple):
@@ -295,7 +296,7 @@ def _shown(key: str, value: Any) -> str:
         text = f"{value:.3f}"
     else:
         text = str(value)
-    return (text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + " …").translate(_CONTROL)
+    return (text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + " …").translate(CONTROL)
 
 
 def _error(value: Any) -> tuple[str, str]:
@@ -316,7 +317,7 @@ def _error(value: Any) -> tuple[str, str]:
 
 def _beneath(data: Mapping[str, Any]) -> str:
     rest = _error(data["error"])[1] if data.get("error") else ""
-    return "".join(f"\n    {line.translate(_CONTROL)}" for line in rest.rstrip().split("\n")) if rest.strip() else ""
+    return "".join(f"\n    {line.translate(CONTROL)}" for line in rest.rstrip().split("\n")) if rest.strip() else ""
 
 
 def _paint(text: str, code: str, colour: bool) -> str:

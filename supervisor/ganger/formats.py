@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Final
+
+# What a terminal would obey, spelt out; a tab is harmless.
+CONTROL: Final = {code: repr(chr(code))[1:-1] for code in (*range(32), 127, *range(128, 160)) if chr(code) != "\t"}
+_CONTROL_BUT_LINES: Final = {code: shown for code, shown in CONTROL.items() if chr(code) != "\n"}
 
 
 def age(seconds: float | None) -> str:
@@ -14,6 +19,11 @@ def age(seconds: float | None) -> str:
         if seconds >= 1.5 * length:
             return f"{seconds / length:.1f}{unit}"
     return f"{seconds / 60:.0f}m" if seconds >= 120 else f"{max(seconds, 0):.0f}s"
+
+
+def harmless(text: str) -> str:
+    """Text of several lines with nothing in it that a terminal would obey."""
+    return text.translate(_CONTROL_BUT_LINES)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> str:

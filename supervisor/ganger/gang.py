@@ -28,6 +28,7 @@ from uuid import UUID
 
 from ganger.core import messages as m
 from ganger.core.job import ENDINGS
+from ganger.tail import Tail
 from ganger_child import guard, launch, tree
 from ganger_child.options import Options
 from ganger_child.trust import TrustWriter
@@ -58,6 +59,7 @@ class GangSettings:
     lock_fd: int | None = None  # of the incarnation's lock file; passed on, closed by its owner
     adopt: bool = False  # be a subreaper: only where every process below this one is ours (``ganger run``)
     nice: int = 0  # niceness of everything below, added to our own
+    output_tail: int = 8 * 1024  # bytes of a job's output that are kept with its attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class _Child:
     pidfd: int = -1
     jobs: dict[int, m.Job] = field(default_factory=dict)  # sent and not over, by nonce
     current: m.Job | None = None  # whose output this is
+    run: int = 0  # the nonce of that
+    tail: Tail = field(kw_only=True)  # of that output
     partial: bytes = b""  # a line without its end
     garbage: int = 0
     gone: bool = False
@@ -520,7 +524,8 @@ class Gang:
             return
         os.set_blocking(reading, False)
         limit = self._settings.options.max_result + RESULT_SLACK
-        warden.child = _Child(command.child, Channel(ours, limit=limit, credentials=True), reading)
+        tail = Tail(self._settings.output_tail)
+        warden.child = _Child(command.child, Channel(ours, limit=limit, credentials=True), reading, tail=tail)
         self._order(warden, "fork", theirs.detach(), writing, child=command.child)
 
     def _send_job(self, command: m.SendJob) -> None:
@@ -607,6 +612,7 @@ class Gang:
         self._post(m.ChildExited(warden.slot, child.number, ended))
 
     def _unkillable(self, warden: _Warden, child: _Child, word: Message) -> None:
+        self._keep_output(warden, child)
         self._post(m.ChildUnkillable(warden.slot, child.number, tuple(word["survivors"])))
 
     def _spared(self, warden: _Warden, child: _Child, word: Message) -> None:
@@ -668,6 +674,7 @@ class Gang:
         while visits and self._on_child(warden, child):
             visits -= 1
         self._drain(warden, child)
+        self._keep_output(warden, child)
 
     def _forget_child(self, warden: _Warden) -> None:
         child, warden.child = warden.child, None
@@ -689,15 +696,18 @@ class Gang:
         self._post(m.ChildBootFailed(warden.slot, child.number, error))
 
     def _job_started(self, warden: _Warden, child: _Child, word: Message) -> None:
-        nonce = _nonce(child, word)
-        child.current = child.jobs[nonce]
+        self._begin(warden, child, _nonce(child, word["nonce"]))
+
+    def _begin(self, warden: _Warden, child: _Child, nonce: int) -> None:
+        child.current, child.run = child.jobs[nonce], nonce
+        child.tail.clear()
         self._post(m.JobStarted(warden.slot, child.number, nonce))
 
     def _job_returned(self, warden: _Warden, child: _Child, word: Message) -> None:
         event = m.JobReturned(
             warden.slot,
             child.number,
-            _nonce(child, word),
+            _nonce(child, word["nonce"]),
             word.body or None,
             _number(word["wall_s"]),
             _number(word["cpu_s"]),
@@ -706,15 +716,21 @@ class Gang:
             _number(word["worked_s"]),
         )
         self._drain(warden, child)
+        self._keep_output(warden, child)
+        begun = _whole(word["begun"])
+        if begun:
+            _nonce(child, begun)
         child.jobs.pop(event.nonce, None)
         child.current = None
         self._post(event)
+        if begun:
+            self._begin(warden, child, begun)
 
     def _strategy_asked(self, warden: _Warden, child: _Child, word: Message) -> None:
         event = m.StrategyAsked(
             warden.slot,
             child.number,
-            nonce=_nonce(child, word),
+            nonce=_nonce(child, word["nonce"]),
             reason=_reason(word["reason"]),
             error=_error(word["error"]),
             wall_s=_number(word["wall_s"]),
@@ -722,13 +738,14 @@ class Gang:
             max_rss=_whole(word["max_rss"]),
         )
         self._drain(warden, child)
+        self._keep_output(warden, child)
         self._post(event)
 
     def _job_raised(self, warden: _Warden, child: _Child, word: Message) -> None:
         event = m.JobRaised(
             warden.slot,
             child.number,
-            nonce=_nonce(child, word),
+            nonce=_nonce(child, word["nonce"]),
             reason=_reason(word["reason"]),
             error=_error(word["error"]),
             interrupted=word["interrupted"] is True,
@@ -742,13 +759,14 @@ class Gang:
             worked_s=_number(word["worked_s"]),
         )
         self._drain(warden, child)
+        self._keep_output(warden, child)
         self._post(event)
 
     def _callback_begun(self, warden: _Warden, child: _Child, word: Message) -> None:
-        self._post(m.CallbackBegun(warden.slot, child.number, _nonce(child, word), _callback(word["name"])))
+        self._post(m.CallbackBegun(warden.slot, child.number, _nonce(child, word["nonce"]), _callback(word["name"])))
 
     def _callbacks_done(self, warden: _Warden, child: _Child, word: Message) -> None:
-        nonce = _nonce(child, word)
+        nonce = _nonce(child, word["nonce"])
         errors = {_callback(name): _error(error) for name, error in _mapping(word["errors"]).items()}
         self._drain(warden, child)
         child.jobs.pop(nonce, None)
@@ -772,6 +790,12 @@ class Gang:
             self._print(warden, child, child.partial)
             child.partial = b""
 
+    def _keep_output(self, warden: _Warden, child: _Child) -> None:
+        """Tell what the job printed last, before the event that says how it ended."""
+        text = child.tail.text() if child.current is not None else None
+        if text is not None:
+            self._post(m.OutputKept(warden.slot, child.number, child.run, text))
+
     def _read(self, warden: _Warden, child: _Child, bound: int) -> None:
         while bound > 0 and child.output >= 0:
             wanted = min(bound, 1 << 16)
@@ -784,6 +808,7 @@ class Gang:
             if not data:  # nobody holds the writing end any more
                 self._close_output(child)
                 return
+            child.tail.add(data)
             self._cut(warden, child, data)
             if len(data) < wanted:
                 return
@@ -904,9 +929,9 @@ def _run(command: m.SendJob | m.SendPostmortem) -> dict[str, Any]:
     }
 
 
-def _nonce(child: _Child, word: Message) -> int:
+def _nonce(child: _Child, value: Any) -> int:
     """The run that a child's message is about: one that it was sent, and has not reported the end of."""
-    nonce = _whole(word["nonce"])
+    nonce = _whole(value)
     if nonce not in child.jobs:
         raise ValueError("the child has no such run")
     return nonce

@@ -214,7 +214,14 @@ class Supervisor:
                 incarnation.vacant,
             )
             selector = stack.enter_context(DefaultSelector())
-            below = GangSettings(_options(config), identity, lock.fd if lock is not None else None, adopt, config.nice)
+            below = GangSettings(
+                options=_options(config),
+                incarnation=identity,
+                lock_fd=lock.fd if lock is not None else None,
+                adopt=adopt,
+                nice=config.nice,
+                output_tail=config.output_tail,
+            )
             gang = Gang(below, selector, inbox.post, partial(_print, events))
             stack.callback(gang.close)
             threads.start()

@@ -49,6 +49,11 @@ def fork(job):
         os.wait()
     return "once"
 
+@handlers.job("say-and-wait")
+def say_and_wait(job):
+    print("waiting")
+    time.sleep(60)
+
 @handlers.job("sleep")
 def sleep(job):
     time.sleep(60)
@@ -140,6 +145,33 @@ def test_long_lines_are_cut_and_odd_bytes_shown(make_driver: DriverFactory) -> N
     assert last == "last"
     assert "".join(pieces) == "ü" * LINE
     assert max(len(piece.encode()) for piece in pieces) <= LINE
+
+
+def test_the_last_of_what_a_job_printed_comes_before_its_end_and_nothing_of_one_that_was_silent(
+    make_driver: DriverFactory,
+) -> None:
+    driver = make_driver(HANDLERS)
+    driver.start()
+    driver.send("flood", "1")
+    kept = driver.expect(m.OutputKept, nonce=driver.nonce)
+    driver.expect(m.JobReturned, nonce=driver.nonce)
+    first, _, rest = kept.text.partition("\n")
+    assert first == f"[… {100_000 - len(rest)} bytes before]"
+    assert set(rest.splitlines()) == {"x" * 99}
+    assert 8000 < len(rest) <= 8192
+    driver.send("echo", "1")
+    driver.expect(m.JobReturned, nonce=driver.nonce)
+    assert not driver.saw(m.OutputKept)
+    driver.send("fail")
+    assert driver.expect(m.OutputKept, nonce=driver.nonce).text == "about to fail"
+    driver.expect(m.JobRaised, nonce=driver.nonce)
+    driver.do(m.SendCallbacks(SLOT, driver.child, driver.nonce, ()))
+    driver.expect(m.CallbacksDone, nonce=driver.nonce)
+    driver.begin("say-and-wait")
+    driver.printed("waiting")
+    driver.do(m.Kill(SLOT, driver.child, driver.nonce))
+    assert driver.expect(m.OutputKept, nonce=driver.nonce).text == "waiting\n"
+    driver.expect(m.ChildExited, child=driver.child)
 
 
 def test_a_handler_that_forks_reports_once(make_driver: DriverFactory) -> None:

@@ -145,7 +145,9 @@ def _setting_help(setting: Field[Any]) -> str:
         return text
     if read is config.seconds:
         return f"{text} [{default:g} s]"
-    return f"{text} [{default >> 20} MiB]" if read is config.size else f"{text} [{default}]"
+    if read is config.size:
+        return f"{text} [{default >> 20} MiB]" if default >= 1 << 20 else f"{text} [{default >> 10} KiB]"
+    return f"{text} [{default}]"
 
 
 def add_config(to: argparse._ActionsContainer) -> None:

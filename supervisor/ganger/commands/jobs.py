@@ -29,7 +29,7 @@ from ganger.commands.common import (
     database_of,
 )
 from ganger.config import ConfigError
-from ganger.formats import age, clock, lasting, since, size, table
+from ganger.formats import age, clock, harmless, lasting, since, size, table
 
 if TYPE_CHECKING:
     from ganger.database import Connection
@@ -213,7 +213,7 @@ def _life(job: Mapping[str, Any]) -> str:
             say(what, _short(json.dumps(job[what], ensure_ascii=False)))
     for number, run in enumerate(job["runs"], 1):
         lines += ["", *_attempt(number, run, last=number == len(job["runs"]), live="finished_at" not in job)]
-    return "\n".join(lines)
+    return harmless("\n".join(lines))
 
 
 def _progress(told: Mapping[str, Any] | None) -> str:

@@ -47,7 +47,7 @@ GROUPS: Final = {
     "processes": ("start_method", "recycle_after", "boot_timeout", "nice", "keep_environ"),
     "database": ("database_url", "schema", "poll_interval", "lease", "database_wait", "store_timeout"),
     "monitoring": ("http",),
-    "output": ("log_format", "log_level"),
+    "output": ("log_format", "log_level", "output_tail"),
 }
 
 

@@ -81,6 +81,7 @@ class Run:
     postmortems: int = 0
     error: Mapping[str, Any] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)  # facts for the record only, too long for an event: output
     outcome: Outcome | None = None
     news: tuple[str, dict[str, Any]] | None = None  # to be told once the outcome is stored
 
@@ -234,7 +235,7 @@ def lost(run: Run) -> Release:
 
 def _facts(run: Run) -> dict[str, Any]:
     """The columns of the archive that tell of this run."""
-    facts = dict(run.facts)
+    facts = {**run.facts, **run.kept}
     if run.error is not None:
         facts["error"] = dict(run.error)
     if run.ladder is not None and run.ladder.highest is not None:

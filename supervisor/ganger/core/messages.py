@@ -313,6 +313,16 @@ class MemoryHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputKept:
+    """The last of what the run has printed so far. Comes before the event that tells of its end."""
+
+    slot: str
+    child: int
+    nonce: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Garbage:
     """The child sent so much nonsense that nothing it says can be trusted."""
 
@@ -777,6 +787,7 @@ GangEvent = (
     | ProgressTold
     | Verdict
     | MemoryHeld
+    | OutputKept
     | Garbage
 )
 DatabaseEvent = (

@@ -31,6 +31,7 @@ _OfRun = (
     | m.CallbacksDone
     | m.Verdict
     | m.MemoryHeld
+    | m.OutputKept
 )
 
 
@@ -399,6 +400,11 @@ class Pool(Endings):
         hard = event.held > run.limits.memory * 1.25
         self.order(slot, "memory", now, grace=0.0 if hard else None)
 
+    def output_kept(self, event: m.OutputKept, now: m.Now) -> None:
+        _, run = self._run_of(event)
+        if run is not None:
+            run.kept["output"] = event.text
+
     def garbage(self, event: m.Garbage, now: m.Now) -> None:
         slot = self.slots[event.slot]
         if slot.has(event.child) and slot.can("kill"):
@@ -562,6 +568,7 @@ class Pool(Endings):
         m.ProgressTold: progress_told,
         m.Verdict: verdict,
         m.MemoryHeld: memory_held,
+        m.OutputKept: output_kept,
         m.Garbage: garbage,
         m.KillAcknowledged: kill_acknowledged,
         m.RunSpared: run_spared,

@@ -1,0 +1,73 @@
+"""What is left of an attempt for whoever asks why: its last output, and where it was when its limit passed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Ganger
+from tests.stories.stage import Stage
+
+PRINTING = """
+    handlers = Handlers()
+
+    @handlers.job("silent")
+    def silent(job):
+        return "done"
+
+    @handlers.job("well")
+    def well(job):
+        print("all is well")
+        os.write(2, b"even here\\n")
+        subprocess.run(["echo", "and from a program"], check=True)
+
+    @handlers.job("again", retry=Retry(1, delays=[0]))
+    def again(job):
+        print(f"this is attempt {job.attempt}")
+        raise ValueError("no luck")
+
+    @handlers.job("odd", timeout=1, grace=0)
+    def odd(job):
+        os.write(1, b"nul \\0 invalid \\xff\\xfe \\x1b[31m red\\nunfinished")
+        time.sleep(60)
+
+    @handlers.job("shot")
+    def shot(job):
+        print("before the shot")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @handlers.job("flood")
+    def flood(job):
+        block = b"y" * 99 + b"\\n"
+        for _ in range(job.payload * 10):
+            os.write(1, block * 1000)
+        print("the last line")
+"""
+
+
+def test_the_last_output_is_kept_with_each_attempt_however_it_ends(
+    stage: Stage, ganger: Ganger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a job printed last stands with its attempt, in the archive and in its history, also where it was killed or
+    printed what no database can hold; one that printed nothing has nothing there."""
+    stage.handlers(PRINTING)
+    stage.run("--concurrency", "2", "--recycle-after", "0")
+    silent, well, again, odd, shot, flood = (
+        stage.enqueue(name, 2) for name in ("silent", "well", "again", "odd", "shot", "flood")
+    )
+    assert stage.archived(silent)["output"] is None
+    assert stage.archived(well)["output"] == "all is well\neven here\nand from a program\n"
+    row = stage.archived(again)
+    assert [entry["output"] for entry in row["history"]] == ["this is attempt 1\n"]
+    assert row["output"] == "this is attempt 2\n"
+    assert stage.archived(odd)["output"] == "nul \\x00 invalid \\xff\\xfe \x1b[31m red\nunfinished"
+    assert stage.archived(shot)["output"] == "before the shot\n"
+    kept = stage.archived(flood)["output"]
+    assert kept.startswith("[… ")
+    assert kept.endswith(f"{'y' * 99}\nthe last line\n")
+    assert len(kept) < 8300
+    monkeypatch.setenv("DATABASE_URL", stage.conninfo)
+    code, out, _ = ganger("jobs", "show", str(odd), str(again))
+    assert code == 0
+    assert "nul \\x00 invalid \\xff\\xfe \\x1b[31m red" in out
+    assert "\x1b" not in out
+    assert out.count("this is attempt") == 2
