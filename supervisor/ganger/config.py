@@ -149,7 +149,7 @@ def database_url(value: object, label: str) -> str:
 
 def address(value: object, label: str) -> str:
     """Read a place to listen at: host:port, or a port of the loopback; the result is host:port."""
-    told = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    told = str(value) if type(value) is int and 0 <= value <= 65535 else value
     match = _ADDRESS.fullmatch(told.strip()) if isinstance(told, str) else None
     if match is None or int(match["port"]) > 65535:
         raise ConfigError(f"{label} is {shown(value)}: give a port, or a host and a port, as in 127.0.0.1:9464.")

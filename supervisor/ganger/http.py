@@ -175,7 +175,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        page = self.server.pages.get(path, _unknown)(self.headers.get("Accept", ""))
+        try:
+            page = self.server.pages.get(path, _unknown)(self.headers.get("Accept", ""))
+        except Exception as error:  # of the library that writes the metrics, say
+            page = Page(500, f"{path} cannot be shown: {message(error)}\n".encode())
         self.send_response(page.status)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.text)))

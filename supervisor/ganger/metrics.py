@@ -343,7 +343,7 @@ def page(collect: Callable[[], Iterator[Metric]], accept: str) -> tuple[str, byt
     ProcessCollector(registry=registry)
     try:
         encode, content_type = choose_encoder(accept)
-    except ValueError:  # the client asks for a version that is none
+    except Exception:  # it reads a version that is none, and is not made for that
         encode, content_type = generate_latest, CONTENT_TYPE_LATEST
     return content_type, encode(registry)
 
