@@ -20,7 +20,9 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
+from functools import lru_cache
+from time import gmtime, strftime
 from typing import Final
 
 LONGEST: Final = 200  # characters
@@ -99,9 +101,9 @@ def child(
     """A child, and of its run the time of its start (now, if not given) and its limit (seconds)."""
     if job_type is None:
         return _line("child", _word(slot), "idle")
-    began = (since or datetime.now(UTC)).astimezone(UTC)
+    began = gmtime() if since is None else since.utctimetuple()
     bound = () if limit is None else ("limit", _seconds(limit))
-    return _line("child", _word(slot), *_run(job_type, job_id, attempt), "since", f"{began:%H:%M:%SZ}", *bound)
+    return _line("child", _word(slot), *_run(job_type, job_id, attempt), "since", strftime("%H:%M:%SZ", began), *bound)
 
 
 def short(job_id: object) -> str:
@@ -124,6 +126,7 @@ def _seconds(value: float) -> str:
 _PLAIN: Final = re.compile(r"[!-$&-~]+")
 
 
+@lru_cache
 def _word(text: str) -> str:
     """Make one word of a text, never empty."""
     if _PLAIN.fullmatch(text):
