@@ -116,7 +116,7 @@ def test_the_board_is_one_that_grafana_takes() -> None:
         assert all(target["datasource"] == source for target in panel["targets"])
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
     variables = {variable["name"] for variable in BOARD["templating"]["list"]}
-    used = set(re.findall(r"\$\{?(\w+)", json.dumps(BOARD))) - {"__rate_interval"}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(BOARD))) - {"__rate_interval", "__all"}
     assert used == variables
     assert BOARD["schemaVersion"] >= 39
     assert BOARD["uid"] == "ganger"
