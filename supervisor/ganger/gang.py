@@ -46,6 +46,7 @@ LONGEST_DELAY: Final = 100 * 366 * 86400.0  # seconds; the child lets no strateg
 _ERROR: Final = ("type", "message", "traceback")
 _CALLBACKS: Final = ("failed_attempt", "failed_job")
 _NO_WORD: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)  # what reading nonsense raises
+STACK_BEFORE_KILL: Final = 0.02  # seconds that a child whose limit has passed gets for each way to tell where it is
 _CLOSE_BOUND: Final = 2.0  # seconds until what should be gone at the end is killed
 _BURY_BOUND: Final = 0.25  # seconds that the loop may stand still when template and warden are both dead
 
@@ -95,6 +96,7 @@ class _Child:
     run: int = 0  # the nonce of that
     tail: Tail = field(kw_only=True)  # of that output
     partial: bytes = b""  # a line without its end
+    stacks: int = 0  # questions after its stacks that are not answered
     garbage: int = 0
     gone: bool = False
 
@@ -151,6 +153,7 @@ class Gang:
             m.SendPostmortem: self._send_postmortem,
             m.SendCallbacks: self._send_callbacks,
             m.Watch: self._watch,
+            m.TakeStack: self._take_stack,
             m.Interrupt: self._interrupt,
             m.Terminate: self._terminate,
             m.Kill: self._kill,
@@ -178,6 +181,7 @@ class Gang:
             "kill-acknowledged": self._kill_acknowledged,
             "verdict": self._verdict,
             "memory": self._memory,
+            "stack": self._stack,
             "progress": self._progress,
         }
         self._words_of_child: dict[str, Callable[[_Warden, _Child, Message], None]] = {
@@ -564,6 +568,15 @@ class Gang:
             started=command.started,
         )
 
+    def _take_stack(self, command: m.TakeStack) -> None:
+        self._ask_stack(command.slot, command.child, command.nonce, STACK_BEFORE_KILL)
+
+    def _ask_stack(self, slot: str, number: int, nonce: int, patience: float) -> None:
+        _, child = self._find(slot, number)
+        if child is not None:
+            child.stacks += 1
+            self._tell_warden(slot, number, "stack", nonce=nonce, patience=patience)
+
     def _interrupt(self, command: m.Interrupt) -> None:
         order = {"nonce": command.nonce, "reason": command.reason, "signal": command.signal}
         self._tell_warden(command.slot, command.child, "interrupt", **order)
@@ -629,6 +642,11 @@ class Gang:
     def _verdict(self, warden: _Warden, child: _Child, word: Message) -> None:
         self._post(m.Verdict(warden.slot, child.number, word["nonce"], word["computing"], word["since"]))
 
+    def _stack(self, warden: _Warden, child: _Child, word: Message) -> None:
+        child.stacks -= 1
+        if word["text"] is not None:
+            self._post(m.StackTaken(warden.slot, child.number, word["nonce"], word["text"]))
+
     def _memory(self, warden: _Warden, child: _Child, word: Message) -> None:
         self._post(m.MemoryHeld(warden.slot, child.number, word["nonce"], word["held"]))
 
@@ -642,6 +660,8 @@ class Gang:
 
     def _on_child(self, warden: _Warden, child: _Child) -> bool:
         """Take what the child has sent; true if there may be more."""
+        if child.stacks:  # the warden has told where it was before it rang, and that is to be heard first
+            self._on_warden(warden)
         if child.gone:
             return False
         received = child.wire.receive()
@@ -670,6 +690,7 @@ class Gang:
 
     def _last_words(self, warden: _Warden, child: _Child) -> None:
         """Take what is still under way from a child that has ended."""
+        child.stacks = 0
         visits = TOO_MUCH_GARBAGE
         while visits and self._on_child(warden, child):
             visits -= 1

@@ -276,6 +276,7 @@ def test_commands_for_what_is_gone_are_passed_over(make_driver: DriverFactory) -
         driver.do(m.SendJob(slot, child, 1, job, NO_LIMITS))
         driver.do(m.SendCallbacks(slot, child, 1, ()))
         driver.do(m.Watch(slot, child, 1, job, NO_LIMITS, 0.0))
+        driver.do(m.TakeStack(slot, child, 1))
         driver.do(m.Interrupt(slot, child, 1, "timeout"))
         driver.do(m.Terminate(slot, child, 1))
         driver.do(m.Kill(slot, child))

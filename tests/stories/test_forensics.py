@@ -71,3 +71,59 @@ def test_the_last_output_is_kept_with_each_attempt_however_it_ends(
     assert "nul \\x00 invalid \\xff\\xfe \\x1b[31m red" in out
     assert "\x1b" not in out
     assert out.count("this is attempt") == 2
+
+
+LIMITED = """
+    handlers = Handlers()
+
+    def here_it_waits():
+        time.sleep(60)
+
+    def here_it_computes_in_c():
+        sum(range(10**12))
+
+    @handlers.job("waits", timeout=1, retry=Retry(1, delays=[0]))
+    def waits(job):
+        here_it_waits()
+
+    @handlers.job("computes", timeout=1, grace=0)
+    def computes(job):
+        here_it_computes_in_c()
+
+    @handlers.job("swallows", timeout=1, grace=1)
+    def swallows(job):
+        for _ in range(100):
+            try:
+                here_it_waits()
+            except BaseException:
+                pass
+
+    @handlers.job("fails")
+    def fails(job):
+        raise ValueError("no luck")
+"""
+
+
+def test_where_a_job_was_when_its_limit_passed_is_kept_with_the_attempt(
+    stage: Stage, ganger: Ganger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stack is taken before the first step of the ladder, also in C code that holds the GIL and where there is no
+    grace; the kill is as punctual as without."""
+    stage.handlers(LIMITED)
+    supervisor = stage.run("--concurrency", "4")
+    waits, computes, swallows, fails = (stage.enqueue(name) for name in ("waits", "computes", "swallows", "fails"))
+    row = stage.archived(waits)
+    for attempt in (*row["history"], row):
+        assert attempt["stack"].startswith("Main thread (most recent call first):\n")
+        assert "in here_it_waits" in attempt["stack"]
+    assert "in here_it_computes_in_c" in stage.archived(computes)["stack"]
+    assert "in here_it_waits" in stage.archived(swallows)["stack"]
+    assert stage.archived(fails)["stack"] is None
+    (told,) = supervisor.named("job-timed-out", job_id=str(computes))
+    assert told["wall_s"] < 1.5
+    assert "stack" not in told
+    monkeypatch.setenv("DATABASE_URL", stage.conninfo)
+    code, out, _ = ganger("jobs", "show", str(computes))
+    assert code == 0
+    assert "    stack\n      Main thread (most recent call first):\n" in out
+    assert "in here_it_computes_in_c" in out

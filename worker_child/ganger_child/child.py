@@ -45,6 +45,7 @@ from ganger_child.job import Job, set_current
 from ganger_child.options import Options
 from ganger_child.page import BEGUN, NOBODY, REVOKED, RUN, Page
 from ganger_child.reports import Reports
+from ganger_child.stacks import Answering
 from ganger_child.wire import Channel, Message
 
 _RETIRE_BOUND: Final = 5.0  # seconds to flush and close
@@ -491,8 +492,9 @@ def run_child(
     code = 1
     try:
         channel, page = _settle(wire, output_fd, page_fd, parent)
+        stacks = Answering(page, guard.move_fd_high(page_fd))
         titles.prepare(keep_environ=options.keep_environ)
-        child = _boot(channel, page, parent, loaded, options, slot)
+        child = _boot(channel, page, stacks, parent, loaded, options, slot)
         child.serve()
         code = 0
         child.retire()
@@ -503,12 +505,15 @@ def run_child(
         _exit(code)
 
 
-def _boot(channel: Channel, page: Page, parent: int, loaded: Loaded | None, options: Options, slot: str) -> Child:
+def _boot(
+    channel: Channel, page: Page, stacks: Answering, parent: int, loaded: Loaded | None, options: Options, slot: str
+) -> Child:
     """Load what is not loaded, call the start hooks, and say that the child is ready, or why it is not."""
     try:
         if loaded is None:
             guard.default_signals()  # for what the import starts
         found = loaded if loaded is not None else load(options)
+        stacks.install()
         _reseed()
         child = Child(channel, page, parent, found, options, slot, spawned=loaded is None)
         child.start(None if loaded is not None else found.job_types)
@@ -532,7 +537,6 @@ def _settle(wire: socket, output_fd: int, page_fd: int, parent: int) -> tuple[Ch
         close(output_fd)
     channel = Channel(socket(fileno=guard.move_fd_high(wire.detach())))
     page = Page(page_fd)
-    close(page_fd)
     sys.stdout, sys.stderr = _stream(sys.stdout, 1), _stream(sys.stderr, 2)
     _begin_exit_anew()
     return channel, page

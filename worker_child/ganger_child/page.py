@@ -17,6 +17,7 @@ from os import MFD_ALLOW_SEALING, MFD_CLOEXEC, ftruncate, memfd_create
 from typing import Final
 
 SIZE: Final = 4096
+ROOM: Final = 256 * 1024  # bytes of the file behind the page, for stacks; they take memory only when they are written
 NOBODY: Final = 0  # the nonce of no run
 
 # Words, by index. Written by the child:
@@ -24,11 +25,14 @@ RUN: Final = 0  # nonce of the run it is in, NOBODY between runs
 PROGRESS: Final = 1  # per mille, plus one; 0 = none given
 BEGUN: Final = 2  # nonce of the run that it began last
 NOTE_SERIAL: Final = 3  # odd while the note is being written, another one afterwards
+STACKS_FD: Final = 4  # number of the descriptor of this file in the child, 0 = it does not tell its stacks yet
+STACKS_TOLD: Final = 5  # number of the question after its stacks that it answered last
 # Written by the warden:
 ORDER_RUN: Final = 8  # nonce of the run that the order is for
 ORDER: Final = 9  # code of the order, an index into ORDERS
 ORDER_SERIAL: Final = 10  # grows by one with every order, so that a second one can be told from the first
 REVOKED: Final = 11  # runs up to this nonce are not to be begun any more
+STACKS_ASKED: Final = 12  # number of the question after its stacks
 
 _NOTE: Final = 1024  # where the note begins, a text in UTF-8 with NULs after it
 NOTE_MOST: Final = 240  # bytes of a note
@@ -39,7 +43,7 @@ ORDERS: Final = ("none", "shutdown", "timeout", "memory", "cancelled", "killed")
 def create() -> int:
     """Make the memory file of a page and return its descriptor (close-on-exec)."""
     fd = memfd_create("ganger-page", MFD_CLOEXEC | MFD_ALLOW_SEALING)
-    ftruncate(fd, SIZE)
+    ftruncate(fd, SIZE + ROOM)
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
     return fd
 

@@ -39,7 +39,7 @@ from time import monotonic, sleep
 from traceback import print_exc
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ganger_child import guard, launch, page, titles, tree
+from ganger_child import guard, launch, page, stacks, titles, tree
 from ganger_child.child import run_child
 from ganger_child.interrupt import SIGNAL as INTERRUPT
 from ganger_child.options import Options
@@ -102,6 +102,7 @@ class _Child:
     pid: int
     pidfd: int
     page: Page
+    page_fd: int
     inherited_rss: int  # bytes that it shared with us at its start
     trusted_at_start: bool
     status: int | None = None  # as wait gave it
@@ -133,6 +134,7 @@ class Warden:
             "kill": self._kill,
             "replace-idle": self._replace_idle,
             "revoke": self._revoke,
+            "stack": self._take_stack,
         }
 
     def run(self) -> NoReturn:
@@ -240,15 +242,18 @@ class Warden:
             self._send("fork-failed", child=number, error="the slot's warden still has a child")
             return
         wire, output = order.fds
-        shared = -1
         try:
             shared = page.create()
-            child = self._fork_child(number, wire, output, shared)
+            try:
+                child = self._fork_child(number, wire, output, shared)
+            except OSError:
+                close(shared)
+                raise
         except OSError as error:
             self._send("fork-failed", child=number, error=f"the child could not be forked: {error}")
             return
         finally:
-            for fd in {wire, output, shared} - {-1}:
+            for fd in (wire, output):
                 close(fd)
         self._child = child
         self._poll.register(child.pidfd, POLLIN)
@@ -275,7 +280,7 @@ class Warden:
             mapped.close()
             raise
         inherited = 0 if self._inherited.loaded is None else tree.resident([parent])
-        return _Child(number, pid, pidfd, mapped, inherited, self._inherited.trust.remaining() > 0)
+        return _Child(number, pid, pidfd, mapped, shared, inherited, self._inherited.trust.remaining() > 0)
 
     def _become_child(self, parent: int, wire: int, output: int, shared: int, mapped: Page) -> NoReturn:
         """Go on as the child, with nothing of the warden's. Nothing may unwind from here into the warden's frames."""
@@ -383,6 +388,13 @@ class Warden:
                 break
             sleep(0.0002)
 
+    def _take_stack(self, child: _Child, order: Message) -> None:
+        """Look where the run is. The answer is on its way before anything that is ordered after this."""
+        text = None
+        if child.page[RUN] == order["nonce"] and child.status is None:
+            text = stacks.take(child.pid, child.page, child.page_fd, order["patience"])
+        self._send("stack", child=child.number, nonce=order["nonce"], text=text)
+
     def _spare(self, child: _Child) -> None:
         nonce = child.page[RUN]
         self._signal(child, SIGCONT)
@@ -441,6 +453,7 @@ class Warden:
         )
         self._forget_pidfd(child)
         child.page.close()
+        close(child.page_fd)
         self._child = None
         self._show_idle()
 

@@ -81,7 +81,7 @@ class Run:
     postmortems: int = 0
     error: Mapping[str, Any] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    kept: dict[str, Any] = field(default_factory=dict)  # facts for the record only, too long for an event: output
+    kept: dict[str, Any] = field(default_factory=dict)  # for the record only, too long for an event: output, stack
     outcome: Outcome | None = None
     news: tuple[str, dict[str, Any]] | None = None  # to be told once the outcome is stored
 

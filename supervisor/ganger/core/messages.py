@@ -323,6 +323,16 @@ class OutputKept:
 
 
 @dataclass(frozen=True, slots=True)
+class StackTaken:
+    """Where the run is: the Python stacks of its child. Comes before the event that tells of its end."""
+
+    slot: str
+    child: int
+    nonce: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Garbage:
     """The child sent so much nonsense that nothing it says can be trusted."""
 
@@ -558,6 +568,15 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeStack:
+    """Have the child tell where the run is (StackTaken, or nothing where it cannot), before what is ordered next."""
+
+    slot: str
+    child: int
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupt:
     """First step: raise the exception of ``reason`` in the run, if the child is still in it. Without ``signal`` it is
     only written down, for a handler that looks (``job.interrupted``, ``job.check()``)."""
@@ -788,6 +807,7 @@ GangEvent = (
     | Verdict
     | MemoryHeld
     | OutputKept
+    | StackTaken
     | Garbage
 )
 DatabaseEvent = (
@@ -818,6 +838,7 @@ GangCommand = (
     | SendPostmortem
     | SendCallbacks
     | Watch
+    | TakeStack
     | Interrupt
     | Terminate
     | Kill

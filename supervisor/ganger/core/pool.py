@@ -32,6 +32,7 @@ _OfRun = (
     | m.Verdict
     | m.MemoryHeld
     | m.OutputKept
+    | m.StackTaken
 )
 
 
@@ -405,6 +406,12 @@ class Pool(Endings):
         if run is not None:
             run.kept["output"] = event.text
 
+    def stack_taken(self, event: m.StackTaken, now: m.Now) -> None:
+        """Where it was when its limit passed; what an operator asked for is the operator's."""
+        _, run = self._run_of(event)
+        if run is not None and run.reason in LIMITS:
+            run.kept["stack"] = event.text
+
     def garbage(self, event: m.Garbage, now: m.Now) -> None:
         slot = self.slots[event.slot]
         if slot.has(event.child) and slot.can("kill"):
@@ -569,6 +576,7 @@ class Pool(Endings):
         m.Verdict: verdict,
         m.MemoryHeld: memory_held,
         m.OutputKept: output_kept,
+        m.StackTaken: stack_taken,
         m.Garbage: garbage,
         m.KillAcknowledged: kill_acknowledged,
         m.RunSpared: run_spared,

@@ -13,7 +13,7 @@ from typing import Any
 
 from ganger.core import messages as m
 from ganger.core import rules as bounds
-from ganger.core.job import FENCED, Run
+from ganger.core.job import FENCED, LIMITS, Run
 from ganger.core.job import Phase as RunPhase
 from ganger.core.ladder import Step
 from ganger.core.pace import Pace
@@ -118,8 +118,11 @@ class Steps:
         """Take the steps of the run's ladder that are due."""
         if run.ladder is None:
             return
+        begins = run.ladder.highest is None
         for step in run.ladder.due(now.mono):
             run.ordered = slot.tainted = True
+            if begins and run.reason in LIMITS:
+                self.out(m.TakeStack(slot.name, slot.child, run.nonce))
             self.out(m.Emit("ladder-step", {**self._about(slot), "step": step.value, "reason": run.reason}))
             if step is Step.INTERRUPT and run.reason != FENCED:
                 self.out(m.Interrupt(slot.name, slot.child, run.nonce, str(run.reason)))

@@ -428,6 +428,11 @@ class Gang:
 
     # ---- the ladder --------------------------------------------------------------------------------------------------
 
+    def _takestack(self, command: m.TakeStack) -> None:
+        there = self._child(command)
+        if there is not None and not there[0].stopped and there[1].nonce == command.nonce:
+            self.post(m.StackTaken(command.slot, command.child, command.nonce, "in the handler"))
+
     def _interrupt(self, command: m.Interrupt) -> None:
         there = self._child(command)
         if there is None or there[0].stopped:
