@@ -22,7 +22,10 @@ from uuid import UUID
 
 from ganger import database
 from ganger.core import messages as m
+from ganger.core.job import ENDED_BY
+from ganger.core.ladder import Step
 from ganger.core.messages import Now
+from ganger.core.slot import State
 from ganger.events import EVENTS
 from ganger.health import Health
 
@@ -115,7 +118,14 @@ class Figures:
         self._owed: dict[UUID, m.Outcome] = {}  # by run_id
         self._counts: dict[str, Counter[tuple[str, ...]]] = {}
         self._histograms: dict[str, dict[tuple[str, ...], _Histogram]] = {}
+        # What is to be alarmed at begins at zero: the first of a kind is no increase of a sample that was not there.
         self._count("ganger_fenced_outcomes_total", by=0)
+        for name, wording in EVENTS.items():
+            if wording.level in ("warning", "error"):
+                self._count("ganger_events_total", name, by=0)
+        for reason in ENDED_BY:
+            for step in Step:
+                self._count("ganger_kills_total", reason, step.value, by=0)
 
     def watch_commands(self, do: Callable[..., None]) -> Callable[..., None]:
         """``do``, with every command for the database seen before."""
@@ -378,9 +388,10 @@ def _states(health: Health, name: str, now: Now) -> dict[str, dict[tuple[str, ..
     if machine is None:
         return found
     lanes = machine.rules.lanes
-    found["ganger_slots"] = dict(
-        Counter((lanes[slot.lane].name, slot.state.value) for slot in list(machine.pool.slots.values()))
-    )
+    slots = Counter((lanes[slot.lane].name, slot.state.value) for slot in list(machine.pool.slots.values()))
+    found["ganger_slots"] = {
+        (lane.name, state.value): slots[lane.name, state.value] for lane in lanes for state in State
+    }
     found["ganger_outcomes_waiting"] = {(): len(machine.book.owed)}
     if machine.book.lease.supervisor_id is not None:
         found["ganger_lease_slack_seconds"] = {(): max(0.0, machine.book.lease.trusted_until - now.boot)}
