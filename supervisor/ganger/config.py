@@ -294,7 +294,7 @@ class Config:
     store_timeout: float = _setting(60.0, seconds, "How long to try to store the last outcomes at the end.")
     nice: int = _setting(0, whole, "Niceness of the children.", low=-20, high=19)
     http: str | None = _setting(
-        None, address, "Serve /livez, /readyz and /metrics at HOST:PORT, or at a PORT of the loopback; 0: any free one."
+        None, address, "Serve /livez, /readyz and /metrics, without a host on the loopback; port 0 is any free one."
     )
     keep_environ: bool = _setting(False, flag, "Keep /proc/PID/environ readable; process titles are shorter then.")
     until_empty: bool = _setting(False, flag, "Stop when nothing is ready, running or waiting for a retry.")

@@ -134,6 +134,7 @@ _METAVARS: Final = {
     config.reference: "MODULE:FUNCTION",
     config.database_url: "URL",
     config.queue_list: "QUEUES",
+    config.address: "[HOST:]PORT",
 }
 
 
