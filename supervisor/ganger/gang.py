@@ -47,6 +47,7 @@ _ERROR: Final = ("type", "message", "traceback")
 _CALLBACKS: Final = ("failed_attempt", "failed_job")
 _NO_WORD: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)  # what reading nonsense raises
 STACK_BEFORE_KILL: Final = 0.02  # seconds that a child whose limit has passed gets for each way to tell where it is
+STACK_PATIENCE: Final = 0.2  # the same for whoever just asks: its machine may be busy
 _CLOSE_BOUND: Final = 2.0  # seconds until what should be gone at the end is killed
 _BURY_BOUND: Final = 0.25  # seconds that the loop may stand still when template and warden are both dead
 
@@ -74,6 +75,16 @@ class Output:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Where a run is. ``text`` is None where that cannot be told: it has just ended, or its code does not let it."""
+
+    slot: str
+    pid: int
+    job: m.Job
+    text: str | None
+
+
 @dataclass(slots=True, eq=False)
 class _Template:
     generation: int
@@ -97,6 +108,7 @@ class _Child:
     tail: Tail = field(kw_only=True)  # of that output
     partial: bytes = b""  # a line without its end
     stacks: int = 0  # questions after its stacks that are not answered
+    askers: list[tuple[m.Job, Callable[[Stack], object]]] = field(default_factory=list)  # and who has asked them
     garbage: int = 0
     gone: bool = False
 
@@ -127,7 +139,7 @@ class Gang:
         settings: GangSettings,
         selector: BaseSelector,
         post: Callable[[m.GangEvent], None],
-        output: Callable[[Output], None],
+        output: Callable[[Output], object],
     ) -> None:
         self._settings = settings
         self._selector = selector
@@ -139,6 +151,7 @@ class Gang:
         self._lifeline, self._lifeline_end = os.pipe2(os.O_CLOEXEC)
         self._self = os.pidfd_open(os.getpid())
         self._trust = TrustWriter()
+        self.over: Callable[[UUID], object] = lambda job_id: None  # told of each run that has printed its last line
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, no exit status would ever be known
         if settings.adopt:
@@ -199,6 +212,30 @@ class Gang:
     def do(self, command: m.GangCommand) -> None:
         """Carry out one command. Never blocks; what it names and is not there any more is passed over."""
         self._commands[type(command)](command)
+
+    def printed(self, job_id: UUID) -> str | None:
+        """The last of what a job has printed so far; None where it does not run here."""
+        for _, child in self._running(job_id):
+            return child.tail.text() or ""
+        return None
+
+    def ask_stacks(self, then: Callable[[Stack], object], job_id: UUID | None = None) -> bool:
+        """Have a job, or each, tell where it is, and give that to ``then``. False: it does not run here."""
+        asked = self._running(job_id)
+        for warden, child in asked:
+            assert child.current is not None
+            child.askers.append((child.current, then))
+            self._ask_stack(warden.slot, child.number, child.run, STACK_PATIENCE)
+        return bool(asked)
+
+    def _running(self, job_id: UUID | None) -> list[tuple[_Warden, _Child]]:
+        return [
+            (warden, child)
+            for warden in self._wardens.values()
+            if (child := warden.child) is not None
+            and child.current is not None
+            and job_id in (None, child.current.job_id)
+        ]
 
     def reap(self) -> None:
         """Kill what came to us of a slot whose warden and template are dead (it may come a moment later than we heard
@@ -591,7 +628,7 @@ class Gang:
         self._tell_warden(command.slot, command.child, "replace-idle", nonce=command.nonce)
 
     def _revoke(self, command: m.Revoke) -> None:
-        self._tell_warden(command.slot, command.child, "revoke", nonce=command.nonce)
+        self._tell_warden(command.slot, command.child, "revoke", nonces=command.nonces)
 
     def _set_trust(self, command: m.Trust) -> None:
         self._trust.until(command.until)
@@ -644,8 +681,14 @@ class Gang:
 
     def _stack(self, warden: _Warden, child: _Child, word: Message) -> None:
         child.stacks -= 1
+        self._answer(warden, child, word["text"])
         if word["text"] is not None:
             self._post(m.StackTaken(warden.slot, child.number, word["nonce"], word["text"]))
+
+    def _answer(self, warden: _Warden, child: _Child, text: str | None) -> None:
+        askers, child.askers = child.askers, []
+        for job, then in askers:
+            then(Stack(warden.slot, child.pid, job, text))
 
     def _memory(self, warden: _Warden, child: _Child, word: Message) -> None:
         self._post(m.MemoryHeld(warden.slot, child.number, word["nonce"], word["held"]))
@@ -702,6 +745,8 @@ class Gang:
         if child is None:
             return
         child.gone = True
+        self._leave_run(child)
+        self._answer(warden, child, None)
         self._close_output(child)
         self._deafen(child.wire.fileno())
         child.wire.close()
@@ -738,11 +783,11 @@ class Gang:
         )
         self._drain(warden, child)
         self._keep_output(warden, child)
-        begun = _whole(word["begun"])
+        begun = _whole(word.get("begun", 0))
         if begun:
             _nonce(child, begun)
         child.jobs.pop(event.nonce, None)
-        child.current = None
+        self._leave_run(child)
         self._post(event)
         if begun:
             self._begin(warden, child, begun)
@@ -791,7 +836,7 @@ class Gang:
         errors = {_callback(name): _error(error) for name, error in _mapping(word["errors"]).items()}
         self._drain(warden, child)
         child.jobs.pop(nonce, None)
-        child.current = None
+        self._leave_run(child)
         self._post(m.CallbacksDone(warden.slot, child.number, nonce, errors))
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -810,6 +855,11 @@ class Gang:
         if child.partial:
             self._print(warden, child, child.partial)
             child.partial = b""
+
+    def _leave_run(self, child: _Child) -> None:
+        job, child.current = child.current, None
+        if job is not None:
+            self.over(job.job_id)
 
     def _keep_output(self, warden: _Warden, child: _Child) -> None:
         """Tell what the job printed last, before the event that says how it ended."""

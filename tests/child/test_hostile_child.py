@@ -27,6 +27,7 @@ from ganger.core.slot import State
 from ganger.events import Events
 from ganger.gang import TOO_MUCH_GARBAGE, Gang, GangSettings, _Child, _Warden
 from ganger.loop import Inbox, Loop, clock
+from ganger.tail import Tail
 from ganger_child.options import Options
 from ganger_child.wire import Channel, pair
 from tests.child.conftest import job_of
@@ -77,7 +78,8 @@ class Scene:
         control, self._warden_end = pair()
         reading, writing = os.pipe2(os.O_CLOEXEC)
         os.close(writing)
-        self.child = _Child(children[HOSTILE], Channel(wire, limit=1 << 20, credentials=True), reading, pid=os.getpid())
+        channel = Channel(wire, limit=1 << 20, credentials=True)
+        self.child = _Child(children[HOSTILE], channel, reading, pid=os.getpid(), tail=Tail(8192))
         self.child.jobs[self.nonce] = sent[HOSTILE].job
         self.warden = _Warden(HOSTILE, None, Channel(control), child=self.child)
         self.gang._wardens[HOSTILE] = self.warden

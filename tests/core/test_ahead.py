@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ganger.core import messages as m
-from ganger.core.pace import BYTES, MOST, SHORT, WAITS, Pace
+from ganger.core.pace import BYTES, DEEPEST, MOST, SHORT, SOCKET, WAITS, Pace
 from ganger.core.slot import State
 from tests.core.test_machine import SLOT, Desk
 
-JOB_S = 0.002
+JOB_S = 0.0025
 
 
 class Rush(Desk):
@@ -39,9 +39,10 @@ class Rush(Desk):
     def begins(self, sent: m.SendJob) -> None:
         self.hear(m.JobStarted(SLOT, sent.child, sent.nonce))
 
-    def ends(self, sent: m.SendJob, *, clean: bool = True) -> None:
+    def ends(self, sent: m.SendJob, *, clean: bool = True, begun: m.SendJob | None = None) -> None:
         self.now += JOB_S
-        self.hear(m.JobReturned(SLOT, sent.child, sent.nonce, b"1", JOB_S, JOB_S, 1, clean=clean, worked_s=JOB_S))
+        told = m.JobReturned(SLOT, sent.child, sent.nonce, b"1", JOB_S, JOB_S, 1, clean=clean, worked_s=JOB_S)
+        self.hear(told, *([m.JobStarted(SLOT, begun.child, begun.nonce)] if begun else []))
 
     def released(self) -> list[m.Release]:
         return self.said(m.Release)
@@ -119,6 +120,39 @@ def test_one_job_waits_in_the_childs_socket_and_follows_at_once() -> None:
     assert [outcome.run_id for outcome in desk.said(m.Archive)[:1]] == [desk.sent()[0].job.run_id]
 
 
+def test_more_jobs_wait_in_a_childs_socket_where_they_are_very_short_and_small() -> None:
+    pace = Pace()
+    assert pace.depth == 0
+    pace.ended(0.03)
+    assert pace.depth == 1
+    pace.job_s = 0.0001
+    assert pace.depth == DEEPEST
+    pace.claimed(SOCKET // 2)
+    assert pace.depth == 2
+    desk = Rush()
+    desk.machine.pool.paces[0].job_s = 0.001
+    jobs = desk.claim(6)
+    first, *ahead = desk.sent()[1:]
+    assert [sent.job for sent in ahead] == jobs[1:5]
+    assert [sent.after for sent in ahead] == [first.nonce, *(sent.nonce for sent in ahead[:-1])]
+
+
+def test_of_several_jobs_in_a_childs_socket_those_go_back_that_it_has_not_begun() -> None:
+    desk = Rush()
+    desk.machine.pool.paces[0].job_s = 0.001
+    desk.claim(4)
+    first, *ahead = desk.sent()[1:]
+    desk.begins(first)
+    desk.hear(m.Stop())
+    assert [order.nonces for order in desk.said(m.Revoke)] == [tuple(sent.nonce for sent in ahead)]
+    desk.ends(first, begun=ahead[0])
+    for sent in reversed(ahead[1:]):
+        desk.hear(m.RunRevoked(SLOT, sent.child, sent.nonce))
+    desk.ends(ahead[0])
+    assert {release.run_id for release in desk.released()} == {sent.job.run_id for sent in ahead[1:]}
+    assert ahead[0].job.run_id in {outcome.run_id for outcome in desk.said(m.Archive)}
+
+
 def test_a_child_that_does_not_stay_gets_its_next_job_back_to_others() -> None:
     desk = Rush()
     desk.claim(2)
@@ -159,7 +193,7 @@ def test_what_waits_behind_a_job_that_turns_out_long_goes_back() -> None:
     first, second = desk.sent()[1:]
     desk.begins(first)
     desk.wait(SHORT + 0.01)
-    assert [order.nonce for order in desk.said(m.Revoke)] == [second.nonce]
+    assert [order.nonces for order in desk.said(m.Revoke)] == [(second.nonce,)]
     desk.hear(m.RunRevoked(SLOT, second.child, second.nonce))
     desk.wait(WAITS + 0.01)
     assert {release.job_id for release in desk.released()} >= {second.job.job_id}

@@ -20,7 +20,7 @@ import weakref
 from _thread import start_new_thread
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import O_CLOEXEC, O_WRONLY, _exit, close, dup2, fstat, getpid, write
 from os import open as os_open
 from socket import socket
@@ -100,7 +100,7 @@ class _Run:
     job: Job
     job_type: JobType
     interrupt: Interrupt
-    cost: _Cost = _Cost()
+    cost: _Cost = field(default_factory=_Cost)
     exception: BaseException | None = None
 
 

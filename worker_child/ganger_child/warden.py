@@ -355,17 +355,19 @@ class Warden:
         self._acknowledge_and_bury(child)
 
     def _revoke(self, child: _Child, order: Message) -> None:
-        """Take back a run that waits in the child's socket, without disturbing the one that it is in.
+        """Take back the runs that wait in the child's socket, without disturbing the one that it is in.
 
         The child writes which run it is about to begin and then looks here; we write here and then look there. So one
         of us sees the other, provided that a write is seen before what follows it is read: the pause is far longer
         than a processor keeps a write to itself.
         """
-        nonce = order["nonce"]
-        child.page[REVOKED] = nonce
+        nonces = order["nonces"]
+        child.page[REVOKED] = max(nonces)
         sleep(_SEEN_AFTER)
-        if child.page[RUN] != nonce and child.page[BEGUN] < nonce:
-            self._send("revoked", child=child.number, nonce=nonce)
+        begun = max(child.page[RUN], child.page[BEGUN])
+        for nonce in sorted(nonces, reverse=True):
+            if nonce > begun:
+                self._send("revoked", child=child.number, nonce=nonce)
 
     def _signal(self, child: _Child, signum: int, *, group: bool = False) -> None:
         """Signal the child, or the group that it leads. Its number is its own until we have waited for it."""

@@ -1,4 +1,4 @@
-"""Jobs that were claimed before a slot is free for them: the backlog of a lane, and one in each child's socket.
+"""Jobs that were claimed before a slot is free for them: the backlog of a lane, and some in each child's socket.
 
 Only where jobs are short (``pace``). A child that has told of a run and may stay begins the next one at once, without
 waiting for us: it goes by what it says itself (clean, and not used up). After a report that it does not stay, and after
@@ -37,8 +37,7 @@ class Ahead(Steps):
         for backlog in self.backlog:
             yield from backlog
         for slot in self.slots.values():
-            if slot.next is not None:
-                yield slot.next
+            yield from slot.next
 
     def wanted(self) -> list[int]:
         """How many jobs to claim, by lane: for free slots, and ahead once half of that is used up."""
@@ -46,7 +45,7 @@ class Ahead(Steps):
         for slot in self.slots.values():
             slots[slot.lane] += 1
             free[slot.lane] += slot.free
-            waiting[slot.lane] += slot.next is not None
+            waiting[slot.lane] += len(slot.next)
         for lane, backlog in enumerate(self.backlog):
             ahead = self.paces[lane].ahead(slots[lane]) if self.rules.recycle_after else 0
             waiting[lane] += len(backlog)
@@ -56,7 +55,7 @@ class Ahead(Steps):
 
     def pressed(self) -> bool:
         """Whether every slot is at a short job and has another waiting: then outcomes may be gathered for a moment."""
-        return all(slot.state is State.BUSY and slot.next is not None for slot in self.slots.values())
+        return all(slot.state is State.BUSY and slot.next for slot in self.slots.values())
 
     def recall(self) -> None:
         """Give back what waits, and ask for what was sent ahead: none of it is to be started any more."""
@@ -76,17 +75,24 @@ class Ahead(Steps):
     # ---- a slot takes a job ----------------------------------------------------------------------------------------
 
     def _feed(self, slot: Slot, now: m.Now) -> None:
-        """Give a slot what waits for its lane: a job, and one ahead."""
+        """Give a slot what waits for its lane: a job, and others ahead."""
         backlog = self.backlog[slot.lane]
         if backlog and slot.free:
             self._give(slot, backlog.popleft(), now)
-        if backlog and self._takes_another(slot, now) and not (backlog[0].job.fresh or backlog[0].death):
-            run = slot.next = backlog.popleft()
+        while backlog and self._takes_another(slot, now) and not (backlog[0].job.fresh or backlog[0].death):
+            run = backlog.popleft()
+            after = slot.next[-1] if slot.next else slot.run
+            slot.next.append(run)
             self.nonces += 1
             run.nonce = self.nonces
             run.enter(RunPhase.SENT, now.mono)
-            after = slot.run.nonce if slot.run is not None else 0
-            self.out(m.SendJob(slot.name, slot.child, run.nonce, run.job, run.limits, after))
+            self.out(m.SendJob(slot.name, slot.child, run.nonce, run.job, run.limits, after.nonce if after else 0))
+
+    def _spread(self, lane: int, now: m.Now) -> None:
+        """Give what waits for the lane to those of its slots that have the least ahead."""
+        for slot in sorted(self.slots.values(), key=lambda slot: len(slot.next)):
+            if slot.lane == lane:
+                self._feed(slot, now)
 
     def _give(self, slot: Slot, run: Run, now: m.Now) -> None:
         """Make it the slot's run. A job that crashed in a used child waits for a fresh one."""
@@ -102,18 +108,17 @@ class Ahead(Steps):
 
     def _takes_another(self, slot: Slot, now: m.Now) -> bool:
         run = slot.run
-        if slot.state is not State.BUSY or run is None or run.phase not in _GOING or slot.next is not None:
+        if slot.state is not State.BUSY or run is None or run.phase not in _GOING or slot.revoking:
             return False
         if run.reason is not None or run.death is not None or slot.tainted or slot.dismissed or self.draining:
             return False
         young = run.started is None or now.mono < run.started + pace.SHORT
-        return young and slot.generation == self.generation and self.paces[slot.lane].short
+        return young and slot.generation == self.generation and len(slot.next) < self.paces[slot.lane].depth
 
     def _promote(self, slot: Slot, now: m.Now) -> None:
-        """The child has told of its run and goes on with the one that it was sent ahead."""
-        run, slot.next, slot.revoking = slot.next, None, False
-        assert run is not None
-        slot.run = run
+        """The child has told of its run and goes on with the first that it was sent ahead."""
+        run = slot.run = slot.next.popleft()
+        slot.revoking = slot.revoking and bool(slot.next)
         run.enter(RunPhase.SENT, now.mono)
         if slot.state is State.BUSY:
             slot.limit_at = now.mono + bounds.START_LIMIT
@@ -130,20 +135,22 @@ class Ahead(Steps):
     # ---- and back --------------------------------------------------------------------------------------------------
 
     def _revoke(self, slot: Slot) -> None:
-        if slot.next is not None and not slot.revoking:
+        if slot.next and not slot.revoking:
             slot.revoking = True
-            self.out(m.Revoke(slot.name, slot.child, slot.next.nonce))
+            self.out(m.Revoke(slot.name, slot.child, tuple(run.nonce for run in slot.next)))
 
     def _take_back(self, slot: Slot, now: m.Now) -> None:
-        """The slot's child will not begin the run that it was sent ahead. If it had begun it all the same, and was
-        killed for the run before, that is not this job's fault, and the next child is its own."""
-        run, slot.next, slot.revoking = slot.next, None, False
-        if run is None or run.reason == FENCED:
-            return
-        if run.phase is RunPhase.RUNNING:
-            self.settle(jobs.blamed_on_another(run), None)
-        else:
-            self._wait_again(slot.lane, run, now)
+        """The slot's child will not begin what it was sent ahead. If it had begun one all the same, and was killed for
+        the run before, that is not this job's fault, and the next child is its own."""
+        slot.revoking = False
+        while slot.next:
+            run = slot.next.pop()
+            if run.reason == FENCED:
+                continue
+            if run.phase is RunPhase.RUNNING:
+                self.settle(jobs.blamed_on_another(run), None)
+            else:
+                self._wait_again(slot.lane, run, now)
 
     def _wait_again(self, lane: int, run: Run, now: m.Now) -> None:
         run.enter(RunPhase.WAITING, now.mono)
@@ -152,8 +159,8 @@ class Ahead(Steps):
             return
         self.backlog[lane].appendleft(run)
         for slot in self.slots.values():
-            if slot.lane == lane and slot.free:
-                self._feed(slot, now)
+            if slot.lane == lane and slot.free and self.backlog[lane]:
+                self._give(slot, self.backlog[lane].popleft(), now)
 
     def _return(self, run: Run) -> None:
         """Back to the queue, unstarted."""
@@ -166,8 +173,12 @@ class Ahead(Steps):
         if not slot.has(event.child):
             return
         run = slot.run
-        if slot.next is not None and slot.next.nonce == event.nonce:
-            self._take_back(slot, now)
+        waiting = next((ahead for ahead in slot.next if ahead.nonce == event.nonce), None)
+        if waiting is not None:
+            slot.next.remove(waiting)
+            slot.revoking = slot.revoking and bool(slot.next)
+            if waiting.reason != FENCED:
+                self._wait_again(slot.lane, waiting, now)
         elif run is not None and run.nonce == event.nonce and run.phase is RunPhase.SENT and slot.state is State.BUSY:
             slot.move("keep")
             slot.run = None
@@ -198,7 +209,7 @@ class Ahead(Steps):
     def _patience(self, slot: Slot) -> float | None:
         """Until when a run may wait in the child's socket, if one does and was not asked for back."""
         run = slot.run
-        if slot.next is None or slot.revoking or run is None:
+        if not slot.next or slot.revoking or run is None:
             return None
         return (run.since if run.started is None else run.started) + pace.SHORT
 

@@ -39,12 +39,12 @@ class Endings(Ahead):
     def _let_go(self, slot: Slot, run: Run, now: m.Now) -> None:
         """The child has said all: it stays for another job, and the outcome is settled; or it goes first."""
         settled = run.outcome is not None
-        if run.stays and slot.next is not None and settled:
+        if run.stays and slot.next and settled:
             self._settle(slot, run)
             self._promote(slot, now)
         elif slot.state is not State.BUSY:
             return
-        elif run.stays and slot.next is not None:  # it goes on, though this run needs a fresh child
+        elif run.stays and slot.next:  # it goes on, though this run needs a fresh child
             self._kill(slot, now)
         elif run.stays and not slot.tainted and settled and slot.generation == self.generation:
             slot.move("keep")

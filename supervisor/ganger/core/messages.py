@@ -618,11 +618,11 @@ class ReplaceIdle:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Take back a run that was sent ahead. The answer is RunRevoked, or JobStarted: the child has begun it."""
+    """Take back runs that were sent ahead. The answer for each is RunRevoked, or JobStarted: the child has begun it."""
 
     slot: str
     child: int
-    nonce: int
+    nonces: tuple[int, ...]  # ascending
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ SHORT: Final = 0.05  # seconds; a lane whose jobs take longer claims nothing ahe
 WAITS: Final = 0.25  # seconds that a job may wait here for a slot, before it goes back to its queue
 MOST: Final = 256  # jobs ahead of one lane
 BYTES: Final = 8 << 20  # payloads ahead of one lane
+DEEPEST: Final = 8  # jobs in a child's socket
+DEEP: Final = 0.004  # seconds that they may take together
+SOCKET: Final = 64 << 10  # bytes that their payloads may have together, far below what a socket holds
 LEAST: Final = 0.0003  # seconds that a slot needs for the shortest job, with all that is around it
 _NEW: Final = 0.2  # weight of a new measurement
 
@@ -35,6 +38,13 @@ class Pace:
     def short(self) -> bool:
         """Whether jobs are short enough to claim ahead."""
         return self.job_s is not None and self.job_s < SHORT
+
+    @property
+    def depth(self) -> int:
+        """How many jobs may wait in a child's socket: one if jobs are short, more if they are very short and small."""
+        if not self.short or self.job_s is None:
+            return 0
+        return max(1, min(DEEPEST, int(DEEP / max(self.job_s, LEAST)), int(SOCKET / max(self.payload, 1.0))))
 
     def ended(self, wall_s: float) -> None:
         """A job has ended after so long."""

@@ -81,9 +81,7 @@ class Pool(Endings):
             return False
         else:
             self.backlog[lane].append(run)
-            for slot in self.slots.values():
-                if slot.lane == lane and slot.next is None:
-                    self._feed(slot, now)
+            self._spread(lane, now)
         return True
 
     def order(self, slot: Slot, reason: str, now: m.Now, *, grace: float | None = None, ask_only: bool = False) -> None:
@@ -289,8 +287,8 @@ class Pool(Endings):
         slot, run = self._run_of(event)
         if run is not None and run.phase is RunPhase.SENT:
             self._started(slot, run, now)
-        elif slot.has(event.child) and slot.next is not None and slot.next.nonce == event.nonce:
-            slot.next.enter(RunPhase.RUNNING, now.mono)  # though we are ending the child for the run before
+        elif slot.has(event.child) and slot.next and slot.next[0].nonce == event.nonce:
+            slot.next[0].enter(RunPhase.RUNNING, now.mono)  # though we are ending the child for the run before
 
     def _started(self, slot: Slot, run: Run, now: m.Now) -> None:
         slot.jobs_run += 1
@@ -429,7 +427,7 @@ class Pool(Endings):
         if not slot.has(event.child) or slot.state is not State.DYING:
             return
         run = slot.run
-        if slot.next is not None and slot.next.nonce == event.nonce:
+        if slot.next and slot.next[0].nonce == event.nonce:
             slot.move("spared")  # it had told of the run that was to be ended, and has gone on
             return
         if run is None or run.nonce != event.nonce or run.phase not in (RunPhase.SENT, RunPhase.RUNNING):

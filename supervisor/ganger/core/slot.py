@@ -1,4 +1,4 @@
-"""One slot: a warden, at most one child under it, and at most one run; a second may wait in the child's socket.
+"""One slot: a warden, at most one child under it, and at most one run; others may wait in the child's socket.
 
 The table below is every move that a slot can make; whatever a message makes of a slot goes through ``Slot.move``. A
 message about a child that the slot no longer has never gets that far (``Slot.has``).
@@ -6,7 +6,8 @@ message about a child that the slot no longer has never gets that far (``Slot.ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -61,8 +62,8 @@ class Slot:
     pid: int | None = None
     jobs_run: int = 0  # by this child
     run: Run | None = None
-    next: Run | None = None  # sent ahead: the child begins it as soon as it has told of ``run``
-    revoking: bool = False  # it was asked for back
+    next: deque[Run] = field(default_factory=deque)  # sent ahead: the child begins the first once it has ended ``run``
+    revoking: bool = False  # they were asked for back
     tainted: bool = False  # an order went to this child, which gets no other job therefore
     failures: int = 0  # boots in a row that failed
     complained: bool = False  # its child has said why it cannot boot

@@ -224,7 +224,7 @@ class Supervisor:
         """The runs that a kill may hit which names none: those that are to end, and one that a child went on to from
         such a run by itself."""
         condemned = {run.nonce for _, run in self.machine.pool.runs if run.reason or run.outcome or run.death}
-        return condemned | {slot.next.nonce for slot in self.machine.pool.slots.values() if slot.next is not None}
+        return condemned | {run.nonce for slot in self.machine.pool.slots.values() for run in slot.next}
 
     def behaviour(self) -> Behaviour:
         rng = self.rng
@@ -233,7 +233,7 @@ class Supervisor:
             ends = "return"  # nobody would end it before it is asked to stop
         seconds = rng.choice([0.01, 0.1, 1.0, 5.0, 40.0])
         if self.world.now < self.world.short_until and rng.random() < 0.9:
-            ends, seconds = rng.choice(["return"] * 12 + ["raise", "crash"]), 0.01
+            ends, seconds = rng.choice(["return"] * 12 + ["raise", "crash"]), rng.choice([0.01, 0.001])
         return Behaviour(
             ends=ends,
             after=FOREVER if ends == "hang" else seconds * (0.5 + rng.random()),
