@@ -8,7 +8,10 @@ because something else is slow.
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -18,7 +21,8 @@ from typing import Any, Final, get_args
 from ganger.core import messages as m
 from ganger.core.machine import Machine
 from ganger.events import Events
-from ganger.gang import Gang
+from ganger.gang import Gang, Stack
+from ganger.signals import DUMP
 from ganger_child import titles
 
 GANG: Final = get_args(m.GangCommand)
@@ -35,12 +39,16 @@ class Inbox:
     def __init__(self) -> None:
         self._events: deque[m.Event] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._rung = False
 
     def post(self, event: m.Event) -> None:
         self._events.append(event)
-        os.eventfd_write(self._bell, 1)
+        if not self._rung:  # else whoever takes has still to look
+            self._rung = True
+            os.eventfd_write(self._bell, 1)
 
     def take(self) -> list[m.Event]:
+        self._rung = False  # before looking: what comes after that rings again
         taken = []
         while self._events:
             taken.append(self._events.popleft())
@@ -98,6 +106,15 @@ class Loop:
         self._exit_code: int | None = None
         self._for_database: list[m.DatabaseCommand] = []
         self._reap_at = 0.0
+        self._ways: dict[type[m.Command], Callable[[Any], object]] = {
+            **dict.fromkeys(GANG, gang.do),
+            **dict.fromkeys(DATABASE, self._for_database.append),
+            **dict.fromkeys(OUTCOMES, self._owe),
+            m.Emit: self._emit,
+            m.TitleChanged: self._show,
+            m.PollingError: lambda command: ask(command.error),
+            m.Finish: self._finish,
+        }
         selector.register(inbox.fileno(), EVENT_READ, inbox.hush)
 
     def run(
@@ -122,15 +139,19 @@ class Loop:
             for key, _ in self.selector.select(due):
                 key.data()
             for how in asked(time.monotonic()):
-                self.inbox.post(m.Stop(how))
+                if how == DUMP:
+                    self._dump()
+                else:
+                    self.inbox.post(m.Stop(how))
             self._turn()
         return self._exit_code
 
     def _turn(self) -> None:
         """Let the core take in what came, and then do what is due; both may bring more."""
         for _ in range(ROUNDS):
+            now = clock()
             for event in self.inbox.take():
-                self._do(self.machine.handle(event, clock()))
+                self._do(self.machine.handle(event, now))
             self._do(self.machine.handle(TICK, clock()))
             self._hand_over()
             if self.inbox.empty:
@@ -141,31 +162,43 @@ class Loop:
 
     def _do(self, commands: Iterable[m.Command]) -> None:
         for command in commands:
-            if isinstance(command, GANG):
-                self.gang.do(command)
-            elif isinstance(command, DATABASE):
-                if isinstance(command, OUTCOMES):
-                    self.outcomes.append(command)
-                self._for_database.append(command)
-            else:
-                self._do_here(command)
+            self._ways[type(command)](command)
+
+    def _owe(self, outcome: m.Outcome) -> None:
+        self.outcomes.append(outcome)
+        self._for_database.append(outcome)
 
     def _hand_over(self) -> None:
         """What one turn has brought goes to the database together: its threads make one batch of it."""
         if self._for_database:
-            commands, self._for_database = self._for_database, []
-            self.store(*commands)
+            self.store(*self._for_database)
+            self._for_database.clear()
 
-    def _do_here(self, command: m.Command) -> None:
-        match command:
-            case m.Emit():
-                self._emit(command)
-            case m.TitleChanged():
-                titles.show(titles.supervisor(self.name, command.phase, command.running, command.slots, command.lanes))
-            case m.PollingError():
-                self.ask(command.error)
-            case m.Finish():
-                self._exit_code = command.exit_code
+    def _dump(self) -> None:
+        """Tell how everything stands: first of this process, then of each run, as soon as it has told."""
+        data = {**self.machine.state(clock()), "stack": _stacks()}
+        self.events.emit("state-dump", supervisor_id=self.machine.book.lease.supervisor_id, **data)
+        self.gang.ask_stacks(self._dump_run)
+
+    def _dump_run(self, stack: Stack) -> None:
+        job = stack.job
+        self.events.emit(
+            "state-dump",
+            supervisor_id=self.machine.book.lease.supervisor_id,
+            job_id=str(job.job_id),
+            job_type=job.job_type,
+            queue=job.queue,
+            attempt=job.attempts,
+            slot=stack.slot,
+            pid=stack.pid,
+            stack=stack.text or "It does not tell where it is.",
+        )
+
+    def _show(self, title: m.TitleChanged) -> None:
+        titles.show(titles.supervisor(self.name, title.phase, title.running, title.slots, title.lanes))
+
+    def _finish(self, command: m.Finish) -> None:
+        self._exit_code = command.exit_code
 
     def _emit(self, command: m.Emit) -> None:
         data = {"supervisor_id": self.machine.book.lease.supervisor_id, **self.told.get(command.name, {})}
@@ -173,6 +206,16 @@ class Loop:
         if "retry_in" in data:
             data["retry_at"] = datetime.now(UTC) + timedelta(seconds=data["retry_in"])
         self.events.emit(command.name, **data)
+
+
+def _stacks() -> str:
+    """Where the threads of this process are."""
+    frames = sys._current_frames()
+    return "\n".join(
+        f"Thread {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+        for thread in threading.enumerate()
+        if thread.ident in frames
+    )
 
 
 def clock() -> m.Now:

@@ -16,13 +16,15 @@ from typing import Final
 AGAIN: Final = 0.5  # seconds: a second SIGINT sooner than this is the same key press, or the same group signal
 
 STOPS: Final = {signal.SIGTERM: "graceful", signal.SIGHUP: "graceful", signal.SIGQUIT: "kill"}
+DUMP: Final = "dump"  # no stop, but to tell everything
+TELLS: Final = {signal.SIGUSR1: DUMP}
 INTERRUPTS: Final = ("graceful", "terminate", "kill")  # the first, second and third SIGINT
 
 
 class Signals:
     """Installed handlers (of these signals), as a context. To be used in the main thread only."""
 
-    def __init__(self, numbers: Iterable[int] = (*STOPS, signal.SIGINT)) -> None:
+    def __init__(self, numbers: Iterable[int] = (*STOPS, *TELLS, signal.SIGINT)) -> None:
         self._numbers = tuple(numbers)
         self._bell, self._ringer = socket.socketpair()
         for end in (self._bell, self._ringer):
@@ -65,12 +67,16 @@ class Signals:
         watch = select.poll()  # select cannot take a number over 1023
         watch.register(self._bell, select.POLLIN)
         watch.poll(seconds * 1000)
-        self._waiting += self._read()
+        self.hear()
         return any(number in STOPS or number == signal.SIGINT for number in self._waiting)
 
+    def hear(self) -> None:
+        """Read which signals have come; to be called when this is readable."""
+        self._waiting += self._read()
+
     def asked(self, now: float) -> list[str]:
-        """The stops that were asked for since the last call: "graceful", "terminate" or "kill" each."""
-        numbers, self._waiting = self._waiting + self._read(), []
+        """What was asked for since the last call: "graceful", "terminate", "kill" (ways to stop) or ``DUMP`` each."""
+        numbers, self._waiting = self._waiting, []
         return [how for number in numbers if (how := self._meaning(number, now)) is not None]
 
     def _read(self) -> list[int]:
@@ -84,7 +90,7 @@ class Signals:
 
     def _meaning(self, number: int, now: float) -> str | None:
         if number != signal.SIGINT:
-            return STOPS.get(signal.Signals(number))
+            return {**STOPS, **TELLS}.get(signal.Signals(number))
         if self._last_interrupt is not None and now - self._last_interrupt <= AGAIN:
             return None
         self._last_interrupt = now

@@ -15,20 +15,21 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 from uuid import uuid4
 
-from ganger import database, incarnation, locate
+from ganger import cores, database, incarnation, locate
 from ganger.callbacks import Callbacks
-from ganger.config import Config, ConfigError
+from ganger.config import Config, ConfigError, usable_cpus
 from ganger.core import messages as m
 from ganger.core.machine import Machine
 from ganger.core.rules import LaneRules, Rules
 from ganger.database_threads import DatabaseThreads
+from ganger.door import Door
 from ganger.events import Events
 from ganger.gang import Gang, GangSettings, Output
 from ganger.health import TURN, Health
@@ -214,6 +215,7 @@ class Supervisor:
                 incarnation.vacant,
             )
             selector = stack.enter_context(DefaultSelector())
+            slots = [f"{lane.name}/{number}" for lane in config.lanes for number in range(1, lane.slots + 1)]
             below = GangSettings(
                 options=_options(config),
                 incarnation=identity,
@@ -221,9 +223,16 @@ class Supervisor:
                 adopt=adopt,
                 nice=config.nice,
                 output_tail=config.output_tail,
+                environ=cores.threads(os.environ, usable_cpus(), len(slots)),
+                cpus=cores.affinity(os.sched_getaffinity(0), slots) if config.cpu_affinity else {},
             )
-            gang = Gang(below, selector, inbox.post, partial(_print, events))
+            shows: list[Callable[[Output], object]] = [partial(_print, events)]
+            gang = Gang(below, selector, inbox.post, lambda line: [show(line) for show in shows])
             stack.callback(gang.close)
+            with suppress(OSError):  # where no such socket may be made, nobody can ask, and jobs run all the same
+                door = Door(identity, selector, gang)
+                stack.callback(door.close)
+                shows.append(door.printed)
             threads.start()
             stack.callback(threads.close)
             watchers.health.machine = machine = Machine(rules, random.random, uuid4)
@@ -240,7 +249,7 @@ class Supervisor:
                 turned=watchers.turned if watchers.any else None,
             )
             if signals is not None:
-                selector.register(signals, EVENT_READ, lambda: None)
+                selector.register(signals, EVENT_READ, signals.hear)
             self._running = inbox
             try:
                 return loop.run(signals.asked if signals is not None else _nobody, started)
@@ -363,7 +372,8 @@ def _interruptible() -> AbstractContextManager[Signals | None]:
 
 def _hurried(signals: Signals) -> bool:
     """Whether somebody asks to stop for the second time."""
-    return any(how != "graceful" for how in signals.asked(time.monotonic()))
+    signals.hear()
+    return any(how in ("terminate", "kill") for how in signals.asked(time.monotonic()))
 
 
 def _nobody(now: float) -> Iterable[str]:

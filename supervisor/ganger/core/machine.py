@@ -78,7 +78,8 @@ class Machine:
         return max(0.0, min(dues) - now.mono) if dues else None
 
     def _take(self) -> list[m.Command]:
-        taken, self.commands[:] = self.commands[:], []
+        taken = self.commands.copy()
+        self.commands.clear()
         return taken
 
     def _emit(self, name: str, **data: Any) -> None:
@@ -424,6 +425,27 @@ class Machine:
                 if (told := run.progress) is not None
             },
         }
+
+    def state(self, now: m.Now) -> dict[str, Any]:
+        """How everything stands, for whoever looks for what is wrong. Times are seconds."""
+        lease = self.book.lease
+        return {
+            "phase": TITLES[self.phase],
+            "slots": {slot.name: self._standing(slot, now) for slot in self.pool.slots.values()},
+            "waiting": sum(1 for _ in self.pool.waiting()),
+            "owed": len(self.book.owed),
+            "trusted": lease.trusted(now.boot),
+            "template": self.template,
+        }
+
+    def _standing(self, slot: Slot, now: m.Now) -> str:
+        run = slot.run
+        words = [slot.state.value]
+        if run is not None:
+            words += [run.job.job_type, str(run.job.job_id), f"attempt {run.job.attempts}", run.phase.value]
+            words.append(f"for {now.mono - run.since:.1f} s")
+            words += [run.reason] if run.reason else []
+        return " ".join(words)
 
     def _retitle(self) -> None:
         running = self._running()
