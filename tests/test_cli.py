@@ -42,7 +42,8 @@ def test_every_setting_is_an_option_of_run_in_one_group() -> None:
 
 COMMANDS = [
     (), ("run",), ("enqueue",), ("install",), ("reset",), ("status",), ("check",), ("db",), ("db", "reset"), ("jobs",),
-    ("jobs", "list"), ("jobs", "show"), ("jobs", "cancel"), ("jobs", "kill"), ("jobs", "retry"), ("pause",),
+    ("jobs", "list"), ("jobs", "show"), ("jobs", "tail"), ("jobs", "stacks"), ("jobs", "cancel"), ("jobs", "kill"),
+    ("jobs", "retry"), ("pause",),
     ("resume",), ("prune",), ("top",), ("report",),
 ]  # fmt: skip
 

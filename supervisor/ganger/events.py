@@ -47,7 +47,7 @@ EVENTS: Final[dict[str, Wording]] = {
     "already-shut-down": Wording("info", ""),
     "completed-shutdown": Wording("info", "after {wall_s}|outcomes not stored: {unstored}"),
     "reloading": Wording("info", ""),
-    "state-dump": Wording("info", ""),
+    "state-dump": Wording("info", "{job}|attempt {attempt}|on {slot}|pid {pid}|{phase}"),
     "titles-not-shown": Wording("warning", "{error}"),
     "callback-error": Wording("error", "{callback} raised|{error}"),
     "http-started": Wording("info", "{url}|with livez, readyz and metrics"),
@@ -98,7 +98,7 @@ EVENTS: Final[dict[str, Wording]] = {
 _UNKNOWN: Final = Wording("info")
 
 # Keys that people are not shown unless a wording asks for them.
-_FOR_MACHINES: Final = frozenset({"supervisor_id", "run_id", "queue", "job_id", "job_type", "slot", "pid"})
+_FOR_MACHINES: Final = frozenset({"supervisor_id", "run_id", "queue", "job_id", "job_type", "slot", "pid", "stack"})
 _SHOWN_IF_ANY: Final = frozenset({"released", "unstored"})
 _SECONDS: Final = frozenset({"wall_s", "cpu_s", "timeout", "grace", "retry_in", "seconds"})
 _SIZES: Final = frozenset({"max_rss", "memory", "held"})
@@ -316,7 +316,7 @@ def _error(value: Any) -> tuple[str, str]:
 
 
 def _beneath(data: Mapping[str, Any]) -> str:
-    rest = _error(data["error"])[1] if data.get("error") else ""
+    rest = _error(data["error"])[1] if data.get("error") else str(data.get("stack") or "")
     return "".join(f"\n    {line.translate(CONTROL)}" for line in rest.rstrip().split("\n")) if rest.strip() else ""
 
 

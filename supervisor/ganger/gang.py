@@ -214,9 +214,10 @@ class Gang:
         self._commands[type(command)](command)
 
     def printed(self, job_id: UUID) -> str | None:
-        """The last of what a job has printed so far; None where it does not run here."""
+        """The last whole lines that a job has printed so far; None where it does not run here."""
         for _, child in self._running(job_id):
-            return child.tail.text() or ""
+            text = child.tail.text() or ""
+            return text[: text.rfind("\n") + 1] if child.partial else text
         return None
 
     def ask_stacks(self, then: Callable[[Stack], object], job_id: UUID | None = None) -> bool:

@@ -74,6 +74,17 @@ class Found:
     error: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class RunBy:
+    """A run that is under way, and the supervisor that has it."""
+
+    run_id: UUID
+    attempt: int
+    incarnation: UUID
+    supervisor: str
+    host: str
+
+
 class NotOneJob(LookupError):
     """The words of an id are those of no job, or of several; the message says so."""
 
@@ -129,6 +140,13 @@ def show(conn: Connection, schema: str, job_id: UUID) -> dict[str, Any] | None:
     with transaction(conn):
         row = conn.execute(statement("show_job", schema), {"job_id": job_id}).fetchone()
     return None if row is None else with_runs(json.loads(row[0]))
+
+
+def run_by(conn: Connection, schema: str, job_id: UUID) -> RunBy | None:
+    """The run that a job is in; None where it does not run."""
+    with transaction(conn):
+        row = conn.execute(statement("run_by", schema), {"job_id": job_id}).fetchone()
+    return None if row is None else RunBy(*row)
 
 
 _OF_A_RUN: Final = (

@@ -1,4 +1,5 @@
-"""``ganger jobs``: list jobs, show the whole life of one, and cancel, kill or retry them, one by one or many at once.
+"""``ganger jobs``: list jobs, show the whole life of one, follow it, ask where it is; cancel, kill or retry them, one
+by one or many at once.
 
 Orders for ids are carried out as they are; those for a filter first say how many jobs that is and ask. What is then
 done is done to exactly those jobs.
@@ -9,7 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -27,13 +29,14 @@ from ganger.commands.common import (
     add_yes,
     confirm,
     database_of,
+    tell,
 )
 from ganger.config import ConfigError
 from ganger.formats import age, clock, harmless, lasting, since, size, table
 
 if TYPE_CHECKING:
     from ganger.database import Connection
-    from ganger.jobs import Filter, Found
+    from ganger.jobs import Filter, Found, RunBy
 
 PAGE: Final = 50  # jobs that `list` shows unless told otherwise
 LONGEST_PAGE: Final = 10_000
@@ -44,6 +47,7 @@ HELP: Final = """An ID is a job id, or its last 8 hex digits as process titles s
 examples:
   ganger jobs list --state failure --since 1d
   ganger jobs show 9d3f01c2
+  ganger jobs tail 9d3f01c2
   ganger jobs cancel --queue render --state ready,scheduled
   ganger jobs retry --type fit --reason timeout --since 12h"""
 
@@ -64,6 +68,10 @@ def add(commands: Commands) -> None:
     listing.add_argument("--before", metavar="ID", help="the page below this id, as the last line of a page says")
     showing = act("show", show, "show the whole life of a job: every attempt, what it cost and how it ended")
     showing.add_argument("ids", nargs="+", metavar="ID", help="the job")
+    following = act("tail", tail, "follow what a job on this host prints, to its end")
+    following.add_argument("ids", nargs=1, metavar="ID", help="the job")
+    asking = act("stacks", stacks, "show where jobs on this host are: the Python stacks of their threads")
+    asking.add_argument("ids", nargs="+", metavar="ID", help="the job")
     for name, help in _ORDERS.items():
         ordering = act(name, order, help)
         ordering.add_argument("ids", nargs="*", metavar="ID", help="the jobs; or filters, or --all")
@@ -316,6 +324,99 @@ def _signal(number: int) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} … ({len(text)} characters; --json has all)"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# tail, stacks: asked of the supervisor itself
+
+OUTCOME_PATIENCE: Final = 30.0  # seconds that the outcome of a run that is over may take to be stored
+
+
+def tail(options: argparse.Namespace) -> int:
+    """ganger jobs tail: exit code 0 if the run it followed ended well."""
+    from ganger import jobs
+
+    with database_of(options) as (conn, schema):
+        job_id = _resolve(conn, schema, options.ids)[0]
+        run = jobs.run_by(conn, schema, job_id)
+        if run is None:
+            return _tell_ended(_job(conn, schema, job_id), None, options)
+    for word in _asked(run, "tail", job_id, patience=None):
+        if word.get("so_far"):
+            _print_output(word["so_far"], options)
+        if word.get("missed"):
+            tell(f"{word['missed']} lines were not read in time and are left out")
+        if "line" in word:
+            _print_output(word["line"], options)
+    deadline = monotonic() + OUTCOME_PATIENCE
+    with database_of(options) as (conn, schema):
+        while (now := jobs.run_by(conn, schema, job_id)) is not None and now.run_id == run.run_id:
+            if monotonic() > deadline:
+                raise Failure(FAILED, f"the outcome of job {job_id} is not stored yet.")
+            sleep(0.1)
+        return _tell_ended(_job(conn, schema, job_id), run.attempt, options)
+
+
+def _job(conn: Connection, schema: str, job_id: UUID) -> dict[str, Any]:
+    from ganger import jobs
+
+    job = jobs.show(conn, schema, job_id)
+    if job is None:
+        raise Failure(FAILED, f"There is no job {job_id}.")
+    return job
+
+
+def _tell_ended(job: Mapping[str, Any], followed: int | None, options: argparse.Namespace) -> int:
+    """Tell how a job's last run ended; its output too, where that was not followed."""
+    ended = [run for run in job["runs"] if "ended_at" in run]
+    if not ended or (followed is None and "finished_at" not in job):
+        raise Failure(FAILED, f"job {job['job_id']} does not run: it is {job['status']}.")
+    run = ended[-1]
+    if followed is None and run.get("output"):
+        _print_output(run["output"], options)
+    tell(f"job {job['job_id']} attempt {run.get('attempt', '?')}: {how(run)} after {lasting(run.get('wall_s')) or '?'}")
+    return OK if run.get("status") == "success" else FAILED
+
+
+def _print_output(text: str, options: argparse.Namespace) -> None:
+    """Print what a job printed; a terminal obeys nothing in it. As JSON: one string for each line."""
+    for line in text.removesuffix("\n").split("\n"):
+        print(json.dumps(line) if options.json else harmless(line), flush=True)
+
+
+def stacks(options: argparse.Namespace) -> int:
+    """ganger jobs stacks"""
+    from ganger import jobs
+
+    told = []
+    with database_of(options) as (conn, schema):
+        for job_id in _resolve(conn, schema, options.ids):
+            run = jobs.run_by(conn, schema, job_id)
+            if run is None:
+                raise Failure(FAILED, f"job {job_id} does not run: it is {_job(conn, schema, job_id)['status']}.")
+            for word in _asked(run, "stacks", job_id):
+                told.append({"job_id": str(job_id), **word})
+    if options.json:
+        print(json.dumps(told, indent=2))
+    else:
+        print("\n\n".join(_stack(word) for word in told))
+    return OK if all(word.get("stack") for word in told) else FAILED
+
+
+def _stack(word: Mapping[str, Any]) -> str:
+    text = word.get("stack") or "It does not tell: it has just ended, or its code has taken the means away."
+    lines = harmless(text).splitlines()
+    return "\n".join([f"job {word['job_id']} in {word.get('slot')}, pid {word.get('pid')}", *(f"  {x}" for x in lines)])
+
+
+def _asked(run: RunBy, question: str, job_id: UUID, **bounds: float | None) -> Iterator[Mapping[str, Any]]:
+    from ganger import knock
+
+    try:
+        yield from knock.ask(run.incarnation, question, job_id, **bounds)
+    except knock.NotHere as error:
+        where = f"job {job_id} runs on host {run.host} under supervisor {run.supervisor}"
+        raise Failure(FAILED, f"{where}, which cannot be asked: {error}.") from None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
