@@ -293,6 +293,7 @@ class Config:
     database_wait: float = _setting(30.0, seconds, "How long to wait for the database at the start.")
     store_timeout: float = _setting(60.0, seconds, "How long to try to store the last outcomes at the end.")
     nice: int = _setting(0, whole, "Niceness of the children.", low=-20, high=19)
+    cpu_affinity: bool = _setting(False, flag, "Bind each slot to CPUs of its own.")
     http: str | None = _setting(
         None, address, "Serve /livez, /readyz and /metrics, without a host on the loopback; port 0 is any free one."
     )

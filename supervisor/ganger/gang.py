@@ -28,6 +28,7 @@ from uuid import UUID
 
 from ganger.core import messages as m
 from ganger.core.job import ENDINGS
+from ganger.notify import VARIABLES
 from ganger.tail import Tail
 from ganger_child import guard, launch, tree
 from ganger_child.options import Options
@@ -62,6 +63,8 @@ class GangSettings:
     adopt: bool = False  # be a subreaper: only where every process below this one is ours (``ganger run``)
     nice: int = 0  # niceness of everything below, added to our own
     output_tail: int = 8 * 1024  # bytes of a job's output that are kept with its attempt
+    environ: Mapping[str, str] = field(default_factory=dict)  # for everything below, where ours says nothing of it
+    cpus: Mapping[str, frozenset[int]] = field(default_factory=dict)  # that a slot is bound to; others are not bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,9 +326,9 @@ class Gang:
         return process
 
     def _environment(self) -> dict[str, str]:
-        """One core for each job: libraries that would start a thread for every core are told not to."""
-        cookie = str(self._settings.incarnation)
-        return {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ, "GANGER_COOKIE": cookie}
+        """Ours, with what is to be filled in, and without what only this process may say to the service manager."""
+        own = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+        return {**self._settings.environ, **own, "GANGER_COOKIE": str(self._settings.incarnation)}
 
     def _stop_template(self, command: m.StopTemplate) -> None:
         """Ask it to go. One that is still importing cannot hear, and one that was asked before does not: killed."""
@@ -451,6 +454,9 @@ class Gang:
             return
         (pidfd,) = word.fds
         warden.pid, warden.pidfd = int(word["pid"]), os.dup(pidfd)
+        if warden.slot in self._settings.cpus:
+            with suppress(OSError):  # it has ended, or those CPUs were taken from us meanwhile
+                os.sched_setaffinity(warden.pid, self._settings.cpus[warden.slot])
         self._post(m.WardenStarted(warden.slot, warden.pid))
 
     def _warden_failed(self, template: _Template, word: Message) -> None:

@@ -44,7 +44,7 @@ GROUPS: Final = {
         "max_payload",
         "max_result",
     ),
-    "processes": ("start_method", "recycle_after", "boot_timeout", "nice", "keep_environ"),
+    "processes": ("start_method", "recycle_after", "boot_timeout", "nice", "cpu_affinity", "keep_environ"),
     "database": ("database_url", "schema", "poll_interval", "lease", "database_wait", "store_timeout"),
     "monitoring": ("http",),
     "output": ("log_format", "log_level", "output_tail"),
