@@ -13,11 +13,11 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 from uuid import UUID
 
 from ganger import database
@@ -43,6 +43,16 @@ _WAITS: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0, 43
 _WORK: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0, 43200.0, 172800.0, 604800.0)
 _CLAIMS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 _SIZES: Final = tuple(float(4**power << 20) for power in range(2, 10))  # 16 MiB to 256 GiB
+
+
+_OUTCOMES: Final = get_args(m.Outcome)
+_NUMBERS: Final = (int, float)
+_COUNTED: Final = frozenset(name for name, wording in EVENTS.items() if wording.level != "debug")
+_MEASURED: Final = (
+    ("wall_s", "ganger_job_wall_seconds"),
+    ("cpu_s", "ganger_job_cpu_seconds"),
+    ("max_rss", "ganger_job_memory_bytes"),
+)
 
 
 class Family(NamedTuple):
@@ -116,13 +126,13 @@ class Figures:
         self._asked: dict[UUID, float] = {}  # claim_id -> when it was asked (mono)
         self._runs: dict[UUID, tuple[str, str]] = {}  # run_id -> queue and type, until its outcome is stored
         self._owed: dict[UUID, m.Outcome] = {}  # by run_id
-        self._counts: dict[str, Counter[tuple[str, ...]]] = {}
-        self._histograms: dict[str, dict[tuple[str, ...], _Histogram]] = {}
+        self._counts: defaultdict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+        self._histograms: defaultdict[str, dict[tuple[str, ...], _Histogram]] = defaultdict(dict)
+        self._events: dict[str, int] = {}
         # What is to be alarmed at begins at zero: the first of a kind is no increase of a sample that was not there.
-        self._count("ganger_fenced_outcomes_total", by=0)
         for name, wording in EVENTS.items():
             if wording.level in ("warning", "error"):
-                self._count("ganger_events_total", name, by=0)
+                self._events[name] = 0
         for reason in ENDED_BY:
             for step in Step:
                 self._count("ganger_kills_total", reason, step.value, by=0)
@@ -133,7 +143,7 @@ class Figures:
         def watched(*commands: m.DatabaseCommand) -> None:
             with self._lock:
                 for command in commands:
-                    if isinstance(command, m.Archive | m.Retry | m.Release):
+                    if isinstance(command, _OUTCOMES):
                         self._owed[command.run_id] = command
                     elif isinstance(command, m.Claim):
                         self._asked[command.claim_id] = time.monotonic()
@@ -145,9 +155,9 @@ class Figures:
         """``post``, with every answer of the database seen before."""
 
         def watched(event: m.DatabaseEvent) -> None:
-            with self._lock:
-                take = self._TAKE.get(type(event))
-                if take is not None:
+            take = self._TAKE.get(type(event))
+            if take is not None:
+                with self._lock:
                     take(self, event)
             post(event)
 
@@ -155,17 +165,16 @@ class Figures:
 
     def said(self, name: str) -> None:
         """Take in an event; those for debugging are too many to be worth it."""
-        if name not in EVENTS or EVENTS[name].level == "debug":
-            return
-        with self._lock:
-            self._count("ganger_events_total", name)
-            if name == "outcome-refused":
-                self._count("ganger_fenced_outcomes_total")
+        if name in _COUNTED:
+            with self._lock:
+                self._events[name] = self._events.get(name, 0) + 1
 
     def samples(self) -> dict[str, dict[tuple[str, ...], Any]]:
         """The values so far: by family and labels, a number or, of a histogram, its buckets and sum."""
         with self._lock:
-            counts = {name: dict(counter) for name, counter in self._counts.items()}
+            counts: dict[str, Any] = {name: dict(counter) for name, counter in self._counts.items()}
+            counts["ganger_events_total"] = {(name,): count for name, count in self._events.items()}
+            counts["ganger_fenced_outcomes_total"] = {(): self._events["outcome-refused"]}
             shown = {
                 name: {labels: histogram.shown() for labels, histogram in histograms.items()}
                 for name, histograms in self._histograms.items()
@@ -177,13 +186,13 @@ class Figures:
     def _claimed(self, event: m.Claimed) -> None:
         asked = self._asked.pop(event.claim_id, None)
         if asked is not None:
-            self._observe("ganger_claim_seconds", time.monotonic() - asked)
+            self._observe("ganger_claim_seconds", time.monotonic() - asked, ())
         now = time.time()
         for job in event.jobs:
             self._runs[job.run_id] = job.queue, self._known(job.job_type)
             due = _moment(job.process_at)
             if due is not None:
-                self._observe("ganger_job_wait_seconds", max(0.0, now - due), job.queue)
+                self._observe("ganger_job_wait_seconds", max(0.0, now - due), (job.queue,))
 
     def _claim_lost(self, event: m.ClaimLost) -> None:
         self._asked.pop(event.claim_id, None)
@@ -204,18 +213,21 @@ class Figures:
         self._count("ganger_jobs_total", queue, job_type, ending, reason)
         if ending != "success" and "rung" in facts:
             self._count("ganger_kills_total", reason, str(facts["rung"]))
-        for fact, family in _MEASURED.items():
-            if isinstance(facts.get(fact), int | float):
-                self._observe(family, facts[fact], job_type)
+        of_type = (job_type,)
+        for fact, family in _MEASURED:
+            value = facts.get(fact)
+            if isinstance(value, _NUMBERS):
+                self._observe(family, value, of_type)
 
     def _count(self, family: str, *labels: str, by: int = 1) -> None:
-        self._counts.setdefault(family, Counter())[labels] += by
+        self._counts[family][labels] += by
 
-    def _observe(self, family: str, value: float, *labels: str) -> None:
-        of_family = self._histograms.setdefault(family, {})
-        if labels not in of_family:
-            of_family[labels] = _Histogram(FAMILIES[family].buckets)
-        of_family[labels].take(value)
+    def _observe(self, family: str, value: float, labels: tuple[str, ...]) -> None:
+        histograms = self._histograms[family]
+        histogram = histograms.get(labels)
+        if histogram is None:
+            histogram = histograms[labels] = _Histogram(FAMILIES[family].buckets)
+        histogram.take(value)
 
     def _known(self, job_type: str) -> str:
         """The type, or OTHER where there are too many: each is kept for as long as we live."""
@@ -231,13 +243,6 @@ class Figures:
         m.Registered: _registered,
         m.Stored: _stored,
     }
-
-
-_MEASURED: Final = {
-    "wall_s": "ganger_job_wall_seconds",
-    "cpu_s": "ganger_job_cpu_seconds",
-    "max_rss": "ganger_job_memory_bytes",
-}
 
 
 def _told(outcome: m.Outcome) -> tuple[str, str, Mapping[str, Any]]:
