@@ -88,10 +88,10 @@ class Ahead(Steps):
             run.enter(RunPhase.SENT, now.mono)
             self.out(m.SendJob(slot.name, slot.child, run.nonce, run.job, run.limits, after.nonce if after else 0))
 
-    def _spread(self, lane: int, now: m.Now) -> None:
-        """Give what waits for the lane to those of its slots that have the least ahead."""
-        for slot in sorted(self.slots.values(), key=lambda slot: len(slot.next)):
-            if slot.lane == lane:
+    def spread(self, now: m.Now) -> None:
+        """Send ahead what waits, first to the slots that have the least ahead."""
+        if any(self.backlog):
+            for slot in sorted(self.slots.values(), key=lambda slot: len(slot.next)):
                 self._feed(slot, now)
 
     def _give(self, slot: Slot, run: Run, now: m.Now) -> None:

@@ -84,6 +84,7 @@ class Run:
     kept: dict[str, Any] = field(default_factory=dict)  # for the record only, too long for an event: output, stack
     outcome: Outcome | None = None
     news: tuple[str, dict[str, Any]] | None = None  # to be told once the outcome is stored
+    _about: dict[str, Any] | None = None
 
     def enter(self, phase: Phase, now: float) -> None:
         self.phase = phase
@@ -97,12 +98,14 @@ class Run:
     @property
     def about(self) -> dict[str, Any]:
         """What every event about the run says of it."""
-        return {
-            "job_id": str(self.job.job_id),
-            "job_type": self.job.job_type,
-            "queue": self.job.queue,
-            "attempt": self.job.attempts,
-        }
+        if self._about is None:
+            self._about = {
+                "job_id": str(self.job.job_id),
+                "job_type": self.job.job_type,
+                "queue": self.job.queue,
+                "attempt": self.job.attempts,
+            }
+        return self._about
 
 
 def progress(run: Run, done: float | None, note: str, now: float) -> Progress:
@@ -119,17 +122,22 @@ def progress(run: Run, done: float | None, note: str, now: float) -> Progress:
 
 def limits(job: Job, declared: TypeFacts | None, rules: Rules) -> Limits:
     """The limits in force: the job's own, else those of its type, else the supervisor's."""
-    of_type = declared or TypeFacts()
-
-    def first(*values: Any) -> Any:
-        return next((value for value in values if value is not None), None)
-
+    of_type = declared or _NOTHING_DECLARED
     return Limits(
-        timeout=first(job.timeout, of_type.timeout, rules.timeout),
-        grace=first(job.grace, of_type.grace, rules.grace),
-        memory=first(job.memory, of_type.memory, rules.memory),
-        shutdown=first(job.shutdown, of_type.shutdown, rules.shutdown),
+        timeout=_first(job.timeout, of_type.timeout, rules.timeout),
+        grace=_first(job.grace, of_type.grace, rules.grace),
+        memory=_first(job.memory, of_type.memory, rules.memory),
+        shutdown=_first(job.shutdown, of_type.shutdown, rules.shutdown),
     )
+
+
+def _first(of_job: Any, of_type: Any, of_all: Any) -> Any:
+    if of_job is not None:
+        return of_job
+    return of_all if of_type is None else of_type
+
+
+_NOTHING_DECLARED: Final = TypeFacts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +154,8 @@ def unfit(job: Job, rules: Rules) -> Unfit | None:
     if len(job.payload) > rules.max_payload:
         message = f"the payload has {len(job.payload)} bytes, over the supervisor's max_payload of {rules.max_payload}"
         return Unfit("payload-too-large", "PayloadTooLarge", message)
+    if 0 < len(job.job_type) <= LONGEST_TYPE and job.attempts >= 1 and job.crashes >= 0 and job.losses >= 0:
+        return None
     wrong = [
         (not job.job_type, "job_type is empty"),
         (len(job.job_type) > LONGEST_TYPE, f"job_type has {len(job.job_type)} characters, over {LONGEST_TYPE}"),
@@ -154,7 +164,7 @@ def unfit(job: Job, rules: Rules) -> Unfit | None:
         (job.losses < 0, f"losses is {job.losses}, less than none"),
     ]
     message = "; ".join(message for is_wrong, message in wrong if is_wrong)
-    return Unfit("bad-row", "BadRow", f"the row was written with values that cannot be: {message}") if message else None
+    return Unfit("bad-row", "BadRow", f"the row was written with values that cannot be: {message}")
 
 
 @dataclass(frozen=True, slots=True)

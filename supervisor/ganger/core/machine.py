@@ -177,6 +177,7 @@ class Machine:
             elif not wanted or not self.pool.assign(job, lane, now):
                 self._emit("job-released", **run.about)
                 self.book.store(m.Release(job.job_id, job.run_id, "never-started", fresh=job.fresh))
+        self.pool.spread(now)
 
     def _claim_lost(self, event: m.ClaimLost, now: m.Now) -> None:
         self.book.claim_lost(event, now)

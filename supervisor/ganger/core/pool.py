@@ -81,7 +81,6 @@ class Pool(Endings):
             return False
         else:
             self.backlog[lane].append(run)
-            self._spread(lane, now)
         return True
 
     def order(self, slot: Slot, reason: str, now: m.Now, *, grace: float | None = None, ask_only: bool = False) -> None:
