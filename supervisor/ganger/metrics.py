@@ -289,7 +289,7 @@ class Backlog:
             return self._found if time.monotonic() < self._found_at + STALE else None
 
     def close(self) -> None:
-        """End the thread, after the statement it is at. Nobody waits for that."""
+        """End the thread, after the statement it is at, which nobody waits for."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

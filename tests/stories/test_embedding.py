@@ -139,6 +139,38 @@ def test_it_is_started_stopped_and_started_again_and_leaves_the_applications_sig
     assert stage.rows("SELECT count(*) FROM proletarian.supervisor") == [(0,)]
 
 
+def test_an_embedded_one_serves_from_each_start_to_its_stop_and_leaves_the_service_manager_to_the_application(
+    stage: Stage,
+) -> None:
+    """The same port serves again after a stop. NOTIFY_SOCKET is the application's: it is kept, and not used."""
+    running = program(stage, """
+        import socket, urllib.request
+        manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        manager.bind(os.path.abspath("notify"))
+        manager.setblocking(False)
+        os.environ["NOTIFY_SOCKET"] = os.path.abspath("notify")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        supervisor = Supervisor(config(http=port))
+
+        def ready():
+            try:
+                return urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5).status == 200
+            except OSError:
+                return False
+
+        for _ in range(2):
+            supervisor.start()
+            wait(ready)
+            say("stopped", supervisor.stop(), ready())
+            wait(lambda: threading.active_count() == 1)
+        try: say("told", manager.recv(100).decode())
+        except BlockingIOError: say("told", None)
+        say("kept", "NOTIFY_SOCKET" in os.environ)
+    """)  # fmt: skip
+    assert well(stage, running) == [["stopped", 0, False]] * 2 + [["told", None], ["kept", True]]
+
+
 @pytest.mark.parametrize(("how", "seconds"), [("terminate", 0.5), ("kill", 60.0)])
 def test_stop_can_terminate_and_can_be_waited_for_in_part(stage: Stage, how: str, seconds: float) -> None:
     running = program(stage, f"""
