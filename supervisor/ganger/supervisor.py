@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, 
 from dataclasses import dataclass
 from functools import partial
 from selectors import EVENT_READ, DefaultSelector
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from ganger import cores, database, incarnation, locate
@@ -33,13 +33,15 @@ from ganger.door import Door
 from ganger.events import Events
 from ganger.gang import Gang, GangSettings, Output
 from ganger.health import TURN, Health
-from ganger.http import Http
 from ganger.loop import Inbox, Loop, clock
 from ganger.notify import Notifier, take_notifier
 from ganger.shortages import shortage
 from ganger.signals import Signals
 from ganger_child import launch, titles
 from ganger_child.options import Options
+
+if TYPE_CHECKING:
+    from ganger.http import Http
 
 EVENTS_LIMIT = 5.0  # seconds that the last events may take to be written
 DESCRIPTORS = 40, 6  # that a supervisor needs at most, and for each slot in addition
@@ -163,6 +165,8 @@ class Supervisor:
         rules = _rules(config, until_empty=until_empty or config.until_empty, job_limit=job_limit)
         watchers = _Watchers(Health(), notifier)
         if config.http is not None:
+            from ganger.http import Http  # 60 ms that only this costs
+
             watchers.http = Http(config.http, self.name, watchers.health, clock)
         heard = None if watchers.http is None else watchers.http.figures.said
         events = Events(config.log_format, config.log_level, log=config.log, heard=heard)
