@@ -256,6 +256,9 @@ class Config:
     timeout: float | None = _setting(None, seconds, "Time limit of a job that has none of its own.", above=True)
     grace: float = _setting(5.0, seconds, "Time between asking a job to stop and making it.")
     memory: int | None = _setting(None, size, "Memory limit of a job, over all its processes.")
+    stall_after: float | None = _setting(
+        None, seconds, "Report a job that has used no CPU and made no progress for so long.", above=True
+    )
     callback_timeout: float = _setting(
         30.0, seconds, "Time limit of retry_strategy, failed_attempt and failed_job.", above=True
     )

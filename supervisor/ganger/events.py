@@ -60,7 +60,9 @@ EVENTS: Final[dict[str, Wording]] = {
     "job-released": Wording("info", "{job}|({reason})"),
     "job-cancelled": Wording("info", "{job}|attempt {attempt}|({reason})"),
     "job-output": Wording("info", "{job}|{line}"),
-    "job-stalled": Wording("warning", "{job}|since {wall_s}"),
+    "job-stalled": Wording(
+        "warning", "{job}|attempt {attempt}|on {slot}|has neither computed nor got on for {seconds}"
+    ),
     # a job's failures
     "handle-job-exception": Wording("error", "{job}|attempt {attempt}|{error}"),
     "handle-job-exception-with-interrupt": Wording("warning", "{job}|attempt {attempt}|after {wall_s}|{error}"),

@@ -198,6 +198,7 @@ class Gang:
             "verdict": self._verdict,
             "memory": self._memory,
             "stack": self._stack,
+            "stalled": self._stalled,
             "progress": self._progress,
         }
         self._words_of_child: dict[str, Callable[[_Warden, _Child, Message], None]] = {
@@ -691,6 +692,9 @@ class Gang:
         self._answer(warden, child, word["text"])
         if word["text"] is not None:
             self._post(m.StackTaken(warden.slot, child.number, word["nonce"], word["text"]))
+
+    def _stalled(self, warden: _Warden, child: _Child, word: Message) -> None:
+        self._post(m.Stalled(warden.slot, child.number, word["nonce"], word["seconds"]))
 
     def _answer(self, warden: _Warden, child: _Child, text: str | None) -> None:
         askers, child.askers = child.askers, []

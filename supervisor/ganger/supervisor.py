@@ -422,6 +422,7 @@ def _options(config: Config) -> Options:
         start_method=config.start_method,
         max_result=config.max_result,
         callback_timeout=config.callback_timeout,
+        stall_after=config.stall_after,
         keep_environ=config.keep_environ,
         unknown_job_type=config.unknown_job_type,
         search_path=os.getcwd(),

@@ -53,6 +53,11 @@ NOON = datetime(2026, 11, 30, 12, 3, 44, tzinfo=UTC)
                 progress=42,
             ),
         ),
+        (
+            titles.warden("render/1", "fit", JOB_ID, 1, age=41.9, stalled=True),
+            "ganger: warden render/1 fit 9d3f01c2 attempt 1 41s stalled",
+            Title("warden", "render/1", job_type="fit", job_id="9d3f01c2", attempt=1, age=41.0, stalled=True),
+        ),
         (titles.warden("render/2"), "ganger: warden render/2 idle", Title("warden", "render/2")),
         (
             titles.child("render/1", "render-frame", JOB_ID, 2, since=NOON, limit=600),

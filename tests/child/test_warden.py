@@ -97,6 +97,19 @@ def tell(job):
     while not os.path.exists(job.payload):
         time.sleep(0.01)
 
+@handlers.job("stop and go")
+def stop_and_go(job):
+    for number in range(8):  # it gets on, though it computes nothing
+        job.progress(number / 10)
+        time.sleep(0.5)
+    for name in job.payload:
+        print(name)
+        while not os.path.exists(name):
+            time.sleep(0.05)
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            pass
+
 @handlers.job("compute")
 def compute(job):
     while True:
@@ -611,6 +624,25 @@ def test_progress_is_in_the_title_and_told_to_the_supervisor(make_driver: Driver
     assert not title(warden).endswith("%")
     driver.kill()
     assert not driver.saw(m.ProgressTold)
+
+
+def test_a_run_that_neither_computes_nor_gets_on_is_told_of_once_each_time(
+    make_driver: DriverFactory, tmp_path: Path
+) -> None:
+    driver = make_driver(HANDLERS, stall_after=2.5)
+    warden = psutil.Process(driver.start()).ppid()
+    names = [str(tmp_path / name) for name in ("first", "second")]
+    job = driver.begin("stop and go", json.dumps(names))
+    driver.watch(job)
+    for name in names:
+        driver.printed(name)
+        assert not driver.saw(m.Stalled)
+        assert 2.5 <= driver.expect(m.Stalled, nonce=driver.nonce).seconds < 2.5 + 3 * 0.5
+        wait_until(lambda: title(warden).endswith(" stalled"), 6, lambda: title(warden))
+        Path(name).touch()
+        wait_until(lambda: not title(warden).endswith(" stalled"), 6, lambda: title(warden))
+    driver.expect(m.JobReturned, nonce=driver.nonce)
+    assert not driver.saw(m.Stalled)
 
 
 def test_after_a_minute_a_title_is_renewed_every_five_seconds(make_driver: DriverFactory) -> None:

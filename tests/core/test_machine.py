@@ -396,6 +396,36 @@ def test_a_child_that_has_obeyed_its_limit_flushes_no_longer_than_the_ladder_las
     assert len(desk.said(m.Kill)) == 1
 
 
+def test_where_a_run_was_is_asked_before_its_limit_is_enforced_and_kept_with_the_attempt() -> None:
+    desk = Desk(timeout=10.0, grace=5.0)
+    desk.running()
+    desk.wait(9.9)
+    assert not desk.said(m.TakeStack)
+    sent = desk.said(m.SendJob)[-1]
+    desk.hear(m.StackTaken(SLOT, sent.child, sent.nonce, "somebody just asked"))
+    desk.wait(0.2)
+    kinds = [type(command) for command in desk.commands]
+    assert kinds.index(m.TakeStack) < kinds.index(m.Interrupt)
+    desk.hear(m.StackTaken(SLOT, sent.child, sent.nonce, "in the loop"))
+    desk.hear(m.OutputKept(SLOT, sent.child, sent.nonce, "the last words"))
+    desk.wait(6)
+    assert len(desk.said(m.TakeStack)) == 1
+    desk.hear(m.ChildExited(SLOT, sent.child, m.Exit(term_signal=9)))
+    (told,) = [emit for emit in desk.said(m.Emit) if emit.name == "job-timed-out"]
+    assert not {"stack", "output"} & set(told.data)
+
+
+def test_a_job_that_has_stalled_is_told_of_and_goes_on() -> None:
+    desk = Desk()
+    desk.running()
+    sent = desk.said(m.SendJob)[-1]
+    desk.hear(m.Stalled(SLOT, sent.child, sent.nonce, 60.5))
+    (told,) = [emit for emit in desk.said(m.Emit) if emit.name == "job-stalled"]
+    assert told.data["seconds"] == 60.5
+    assert not desk.said(m.Interrupt)
+    assert not desk.said(m.Kill)
+
+
 def test_a_warden_that_does_not_acknowledge_a_kill_is_continued_and_then_killed_itself() -> None:
     desk = Desk(timeout=10.0, grace=0.0)
     desk.running()

@@ -115,13 +115,18 @@ def test_who_does_not_read_costs_the_supervisor_nothing(stage: Stage) -> None:
     assert not supervisor.named("job-worker-error")
 
 
+def stalled(ganger: Ganger) -> dict[str, bool]:
+    """What `ganger top` tells of the jobs that run."""
+    return {slot["job_type"]: slot["stalled"] for slot in json.loads(ganger("top", "--json")[1])["slots"]}
+
+
 def test_where_everything_is_can_be_asked_while_it_runs_on(
     stage: Stage, ganger: Ganger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`ganger jobs stacks`, and SIGUSR1 to the supervisor: its own state and threads, and the stack of each child, also
-    of one in C code that holds the GIL."""
+    of one in C code that holds the GIL. A job that neither computes nor gets on is reported, and not ended."""
     stage.handlers(TALKING)
-    supervisor = stage.run("--concurrency", "2")
+    supervisor = stage.run("--concurrency", "2", "--stall-after", "2")
     monkeypatch.setenv("DATABASE_URL", stage.conninfo)
     talking, holding = stage.enqueue("talk"), stage.enqueue("hold")
     supervisor.expect("job-output", line="holding")
@@ -140,6 +145,9 @@ def test_where_everything_is_can_be_asked_while_it_runs_on(
     own = supervisor.expect("state-dump", phase="running")
     assert f"busy talk {talking} attempt 1 running" in " ".join(own["slots"].values())
     assert "Thread ganger-events" in own["stack"]
+    assert supervisor.expect("job-stalled", job_id=str(talking))["seconds"] >= 2
+    wait_until(lambda: stalled(ganger) == {"talk": True, "hold": False}, 10, lambda: str(stalled(ganger)))
+    assert len(supervisor.named("job-stalled")) == 1
     (stage.folder / "go on").touch()
     (stage.folder / "end").touch()
     assert stage.archived(talking)["status"] == "success"

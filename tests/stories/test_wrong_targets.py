@@ -52,7 +52,7 @@ def test_a_child_that_was_waited_for_is_never_signalled(stranger: subprocess.Pop
         Options("a:b"), None, TrustReader(os.dup(trust.reading_end)), os.pidfd_open(os.getpid()), None
     )
     warden = Warden("any/1", Channel(theirs), lifeline[0], inheritance)
-    child = _Child(1, stranger.pid, -1, Page(memory), 0, trusted_at_start=True, status=0)
+    child = _Child(1, stranger.pid, -1, Page(memory), memory, 0, trusted_at_start=True, status=0)
     child.page[RUN] = 7
     order = Message("order", {"child": 1, "nonce": 7, "reason": "timeout", "signal": True})
     try:

@@ -26,6 +26,7 @@ class Options:
     max_result: int = 1 << 20
     callback_timeout: float = 30.0
     recycle_after: float = 1.0  # work after which a child gets no other job
+    stall_after: float | None = None  # seconds without CPU use and progress until a run has stalled
     keep_environ: bool = False  # process titles leave /proc/PID/environ readable
     unknown_job_type: str = "fail"  # "leave": such jobs are not claimed
     search_path: str | None = None  # a folder to put first on sys.path

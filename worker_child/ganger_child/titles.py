@@ -56,6 +56,7 @@ class Title:
     since: str | None = None
     limit: float | None = None
     progress: int | None = None
+    stalled: bool = False
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -81,13 +82,15 @@ def warden(
     age: float = 0.0,
     limit: float | None = None,
     progress: int | None = None,
+    stalled: bool = False,
 ) -> str:
-    """A warden, and of the run below it its age and limit (seconds) and its progress (percent)."""
+    """A warden, and of the run below it its age and limit (seconds), its progress (percent), and if it has stalled."""
     if job_type is None:
         return _line("warden", _word(slot), "idle")
     time = f"{int(age)}s" if limit is None else f"{int(age)}s/{_seconds(limit)}"
     done = () if progress is None else (f"{progress}%",)
-    return _line("warden", _word(slot), *_run(job_type, job_id, attempt), time, *done)
+    halted = ("stalled",) if stalled else ()
+    return _line("warden", _word(slot), *_run(job_type, job_id, attempt), time, *done, *halted)
 
 
 def child(
@@ -154,13 +157,15 @@ _PATTERNS: Final = tuple(
         r"(?P<role>supervisor) (?P<name>\S+) (?P<running>\d+)/(?P<slots>\d+) (?P<phase>\S+)(?P<lanes>(?: \S+=\d+)*)",
         r"(?P<role>template) (?P<name>\S+)",
         r"(?P<role>warden|child) (?P<name>\S+) idle",
-        rf"(?P<role>warden) (?P<name>\S+) {_RUN} (?P<age>\d+)s(?:/(?P<limit>{_SECONDS})s)?(?: (?P<progress>\d+)%)?",
+        rf"(?P<role>warden) (?P<name>\S+) {_RUN} (?P<age>\d+)s(?:/(?P<limit>{_SECONDS})s)?(?: (?P<progress>\d+)%)?"
+        r"(?: (?P<stalled>stalled))?",
         rf"(?P<role>child) (?P<name>\S+) {_RUN} since (?P<since>\d\d:\d\d:\d\dZ)(?: limit (?P<limit>{_SECONDS})s)?",
     )
 )
 _READERS: Final[dict[str, Callable[[str], object]]] = {
     **dict.fromkeys(("running", "slots", "attempt", "progress"), int),
     **dict.fromkeys(("age", "limit"), float),
+    "stalled": bool,
 }
 
 

@@ -241,6 +241,11 @@ class Sampler:
         self._verdict = verdict
         return verdict, self._since
 
+    @property
+    def quiet_since(self) -> float | None:
+        """Since when (monotonic) nothing was computed; None while something is, and where that is not sure yet."""
+        return None if self._busy or self._windows < SETTLED else self._since
+
     def _judge(self) -> bool | None:
         if self._seen < SETTLED:
             return None

@@ -43,7 +43,19 @@ from ganger_child import guard, launch, page, stacks, titles, tree
 from ganger_child.child import run_child
 from ganger_child.interrupt import SIGNAL as INTERRUPT
 from ganger_child.options import Options
-from ganger_child.page import BEGUN, NOBODY, ORDER, ORDER_RUN, ORDER_SERIAL, ORDERS, PROGRESS, REVOKED, RUN, Page
+from ganger_child.page import (
+    BEGUN,
+    NOBODY,
+    NOTE_SERIAL,
+    ORDER,
+    ORDER_RUN,
+    ORDER_SERIAL,
+    ORDERS,
+    PROGRESS,
+    REVOKED,
+    RUN,
+    Page,
+)
 from ganger_child.trust import TrustReader
 from ganger_child.wire import Channel, Message
 
@@ -84,6 +96,9 @@ class _Watch:
     next_title: float
     next_memory: float
     note: str = ""
+    progress: tuple[int, int] = (0, 0)  # as the page has it
+    moved: float = 0.0  # when that has changed last
+    stalled: bool = False
     told: tuple[int, str] = (0, "")  # what the supervisor knows of its progress
 
     @property
@@ -499,6 +514,22 @@ class Warden:
         if verdict is not None:
             computing, since = verdict
             self._say("verdict", child=child.number, nonce=watch.nonce, computing=computing, since=since)
+        if self._inherited.options.stall_after is not None:
+            self._look_for_stall(child, watch, self._inherited.options.stall_after)
+
+    def _look_for_stall(self, child: _Child, watch: _Watch, after: float) -> None:
+        """A run that neither computes nor gets on has stalled. Told once, until it does something again."""
+        now = monotonic()
+        progress = (child.page[PROGRESS], child.page[NOTE_SERIAL])
+        if progress != watch.progress:
+            watch.progress, watch.moved = progress, now
+        quiet = watch.sampler.quiet_since
+        stalled = quiet is not None and now - max(quiet, watch.moved) >= after
+        if stalled and not watch.stalled and quiet is not None:
+            self._send("stalled", child=child.number, nonce=watch.nonce, seconds=now - max(quiet, watch.moved))
+        if stalled != watch.stalled:
+            watch.stalled = stalled
+            watch.next_title = now
 
     def _measure(self, child: _Child, watch: _Watch) -> float:
         """Measure the memory; returns the seconds until the next time."""
@@ -529,6 +560,7 @@ class Warden:
                 age=age,
                 limit=order.get("limit"),
                 progress=(given - 1) // 10 if given else None,
+                stalled=watch.stalled,
             )
         )
 

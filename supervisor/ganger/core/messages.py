@@ -321,6 +321,16 @@ class MemoryHeld:
 
 
 @message
+class Stalled:
+    """The run has neither computed nor got on for so many seconds. Sent once, until it does something again."""
+
+    slot: str
+    child: int
+    nonce: int
+    seconds: float
+
+
+@message
 class OutputKept:
     """The last of what the run has printed so far. Comes before the event that tells of its end."""
 
@@ -814,6 +824,7 @@ GangEvent = (
     | ProgressTold
     | Verdict
     | MemoryHeld
+    | Stalled
     | OutputKept
     | StackTaken
     | Garbage

@@ -31,6 +31,7 @@ _OfRun = (
     | m.CallbacksDone
     | m.Verdict
     | m.MemoryHeld
+    | m.Stalled
     | m.OutputKept
     | m.StackTaken
 )
@@ -398,6 +399,12 @@ class Pool(Endings):
         hard = event.held > run.limits.memory * 1.25
         self.order(slot, "memory", now, grace=0.0 if hard else None)
 
+    def stalled(self, event: m.Stalled, now: m.Now) -> None:
+        """Somebody is to know; it is not ended for that."""
+        slot, run = self._run_of(event)
+        if run is not None and run.phase is RunPhase.RUNNING and run.reason is None:
+            self.out(m.Emit("job-stalled", {**self._about(slot, run), "seconds": event.seconds}))
+
     def output_kept(self, event: m.OutputKept, now: m.Now) -> None:
         _, run = self._run_of(event)
         if run is not None:
@@ -572,6 +579,7 @@ class Pool(Endings):
         m.ProgressTold: progress_told,
         m.Verdict: verdict,
         m.MemoryHeld: memory_held,
+        m.Stalled: stalled,
         m.OutputKept: output_kept,
         m.StackTaken: stack_taken,
         m.Garbage: garbage,

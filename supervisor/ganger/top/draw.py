@@ -233,13 +233,14 @@ def _bar(slot: Slot, width: int) -> str:
 
 
 def _state(slot: Slot) -> str:
-    state = f"{slot.job_type} ({slot.cancel})" if slot.cancel else slot.job_type
+    word = slot.cancel or ("stalled" if slot.stalled else "")
+    state = f"{slot.job_type} ({word})" if word else slot.job_type
     return f"{state}: {slot.note}" if slot.note else state
 
 
 _SLOTS: Final = (
     Column("SLOT", 12, _place),
-    Column("JOB TYPE", 0, _state, style=lambda slot: "yellow" if slot.cancel else "bold"),
+    Column("JOB TYPE", 0, _state, style=lambda slot: "yellow" if slot.cancel or slot.stalled else "bold"),
     Column("JOB", 8, lambda slot: slot.short_id),
     Column("TRY", 3, lambda slot: slot.attempt, right=True),
     Column("AGE/LIMIT", 10, _limit, right=True, style=_limit_style),

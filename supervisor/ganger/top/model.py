@@ -51,6 +51,7 @@ class Slot:
     queue: str | None = None
     cancel: str | None = None
     note: str = ""
+    stalled: bool = False
     ends_in: float | None = None
 
     @property

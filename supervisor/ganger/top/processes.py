@@ -151,6 +151,7 @@ def _slot(warden: _Seen, title: Title, supervisor: str, host: str) -> Slot:
     return Slot(
         supervisor=supervisor, host=host, slot=title.name, job_type=title.job_type or "", short_id=title.job_id or "",
         attempt=title.attempt or 1, age=title.age or 0.0, limit=title.limit, progress=title.progress,
+        stalled=title.stalled,
         cpu=sum(measured) if measured else None, rss=sum(one.rss for one in below), processes=tuple(below),
     )  # fmt: skip
 
