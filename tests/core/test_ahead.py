@@ -227,6 +227,27 @@ def test_a_run_that_was_revoked_after_its_child_was_free_for_it_is_sent_again() 
     assert (again.job, again.after) == (second.job, 0)
 
 
+def test_what_was_sent_behind_a_revoked_run_is_what_its_child_goes_on_with() -> None:
+    """The order to take it back was under way when it became the slot's run, and another was sent ahead."""
+    desk = Rush()
+    desk.claim(2)
+    first, second = desk.sent()[1:]
+    desk.begins(first)
+    desk.wait(SHORT + 0.01)
+    assert desk.said(m.Revoke)
+    desk.ends(first)
+    desk.machine.pool.paces[0].job_s = JOB_S
+    desk.claim(1)
+    third = desk.sent()[-1]
+    assert third.after == second.nonce
+    desk.hear(m.RunRevoked(SLOT, second.child, second.nonce))
+    assert desk.sent()[-1].job != second.job or desk.sent()[-1].after == third.nonce, "its child is not idle"
+    desk.begins(third)
+    desk.ends(third)
+    assert third.job.run_id in {outcome.run_id for outcome in desk.said(m.Archive)}
+    assert desk.sent()[-1].job == second.job
+
+
 def test_a_crash_costs_only_the_job_that_was_running() -> None:
     desk = Rush()
     desk.claim(2)

@@ -180,11 +180,15 @@ class Ahead(Steps):
             if waiting.reason != FENCED:
                 self._wait_again(slot.lane, waiting, now)
         elif run is not None and run.nonce == event.nonce and run.phase is RunPhase.SENT and slot.state is State.BUSY:
-            slot.move("keep")
             slot.run = None
+            if slot.next:  # sent since then: the child goes on with that
+                self._promote(slot, now)
+            else:
+                slot.move("keep")
             if run.reason != FENCED:
                 self._wait_again(slot.lane, run, now)
-            self._let_idle(slot, now)
+            if slot.run is None:
+                self._let_idle(slot, now)
 
     def _let_idle(self, slot: Slot, now: m.Now) -> None:
         """The slot's child waits: for the next job, or to be replaced."""
