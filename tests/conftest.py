@@ -166,8 +166,8 @@ Ganger = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def ganger(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ganger:
-    """Call the command in this process, in an empty folder: (exit code, stdout, stderr)."""
+def ganger(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ganger:
+    """Call the command in this process, in an empty folder: (exit code, stdout, stderr), its processes included."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[int, str, str]:
@@ -177,6 +177,6 @@ def ganger(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
             code = cli.main(arguments)
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else 1
-        return code, *capsys.readouterr()
+        return code, *capfd.readouterr()
 
     return call

@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.pq import TransactionStatus
 
-from ganger import cli, config
+from ganger import config
 from ganger.client import BadJob, NewJob, cancel, enqueue, enqueue_async, enqueue_many
 from ganger.config import OPTIONS, Config, ConfigError, gather
 from tests.child.odd_jobs import Text, deep, fail, ring
-
-Ganger = Callable[..., tuple[int, str, str]]
+from tests.conftest import Ganger
 
 bounded = settings(
     deadline=None, derandomize=True, database=None, max_examples=80,
@@ -260,21 +259,6 @@ def test_what_is_no_connection_no_job_no_reason_is_refused(conn: psycopg.Connect
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Words of the command
-
-
-@pytest.fixture
-def ganger(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ganger:
-    """Call the command in this process, in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: str) -> tuple[int, str, str]:
-        try:
-            code = cli.main(words)
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 1
-        return code, *capfd.readouterr()
-
-    return call
 
 
 NASTY = [
