@@ -29,6 +29,7 @@ from uuid import UUID
 from ganger.core import messages as m
 from ganger.core.job import ENDINGS
 from ganger.notify import VARIABLES
+from ganger.oom import OomKills
 from ganger.tail import Tail
 from ganger_child import guard, launch, tree
 from ganger_child.options import Options
@@ -154,6 +155,7 @@ class Gang:
         self._lifeline, self._lifeline_end = os.pipe2(os.O_CLOEXEC)
         self._self = os.pidfd_open(os.getpid())
         self._trust = TrustWriter()
+        self._oom_kills = OomKills()
         self.over: Callable[[UUID], object] = lambda job_id: None  # told of each run that has printed its last line
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, no exit status would ever be known
@@ -249,6 +251,7 @@ class Gang:
         A stranger that somebody else in this process waits for (``subprocess``) has time from one call to the next.
         """
         self._bury_adopted()
+        self._oom_kills.look()
         if os.getpid() != 1:
             return
         zombies = {pid for pid in tree.children(1) if (seen := tree.stat(pid)) and seen.state == "Z"}
@@ -664,6 +667,7 @@ class Gang:
             max_rss=word["max_rss"],
             leftovers=word["leftovers"],
             survivors=tuple(word["survivors"]),
+            by_kernel=word["term_signal"] == signal.SIGKILL and self._oom_kills.just_now(),
         )
         self._last_words(warden, child)
         self._forget_child(warden)

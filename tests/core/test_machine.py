@@ -415,6 +415,18 @@ def test_where_a_run_was_is_asked_before_its_limit_is_enforced_and_kept_with_the
     assert not {"stack", "output"} & set(told.data)
 
 
+@pytest.mark.parametrize("by_kernel", [True, False])
+def test_a_kill_of_the_kernel_is_told_from_ours(by_kernel: bool) -> None:
+    desk = Desk(timeout=10.0, grace=0.0, slots=1)
+    desk.running()
+    if not by_kernel:
+        desk.wait(10.1)
+    (run,) = [slot.run for slot in desk.machine.pool.slots.values()]
+    desk.child_ends(m.Exit(term_signal=9, by_kernel=True))
+    assert run is not None
+    assert run.kept.get("ended_by") == ("kernel" if by_kernel else None)
+
+
 def test_a_job_that_has_stalled_is_told_of_and_goes_on() -> None:
     desk = Desk()
     desk.running()

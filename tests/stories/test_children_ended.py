@@ -107,6 +107,7 @@ def test_one_of_eight_jobs_is_killed_and_the_others_do_not_notice(busy: Stage) -
     assert (row["status"], row["reason"], row["term_signal"]) == ("failure", "crash", 9)
     assert (row["attempts"], row["crashes"]) == (1, 1)
     assert "signal 9 (possibly OOM)" in row["error"]["message"]
+    assert row["ended_by"] is None, "nobody knows"
     assert supervisor.named("job-crashed", job_id=str(victim))[0]["term_signal"] == 9
     busy.wait_lines("began", 5, 2 * ALLOWANCE)  # the slot has taken the next job
     assert len(supervisor.named("child-exited", term_signal=9)) == 1
@@ -168,6 +169,7 @@ def test_a_job_that_the_kernel_kills_for_its_memory_costs_only_itself(busy: Stag
         assert "signal 9 (possibly OOM)" in row["error"]["message"]
         killed = supervisor.expect("job-crashed", job_id=str(eater))
         assert killed["wall_s"] < 60
+        assert row["ended_by"] == "kernel"
         all_well(busy, supervisor, others)
 
 

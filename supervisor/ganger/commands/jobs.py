@@ -291,7 +291,12 @@ _REASONS: Final = {
     "unknown-job-type": "no handler for this job type",
 }
 _RUNGS: Final = {"interrupt": "the interrupt", "terminate": "SIGTERM", "kill": "SIGKILL to its whole tree"}
-_BY: Final = {"limit": "its limit", "operator": "an operator", "shutdown": "the shutdown"}
+_BY: Final = {
+    "limit": "its limit",
+    "operator": "an operator",
+    "shutdown": "the shutdown",
+    "kernel": "the kernel, as memory ran out",
+}
 
 
 def how(run: Mapping[str, Any]) -> str:

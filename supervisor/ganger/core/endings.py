@@ -79,6 +79,8 @@ class Endings(Ahead):
         run.facts |= {"wall_s": now.mono - run.started, "exit_code": exit.exit_code, "term_signal": exit.term_signal}
         if slot.jobs_run == 1:
             run.facts |= {"cpu_s": exit.cpu_s, "max_rss": exit.max_rss}
+        if exit.by_kernel and run.reason is None and not run.given_up:
+            run.kept["ended_by"] = "kernel"
         if run.reason in CANCELS:
             self._cancel(slot, run, run.reason)
             self._settle(slot, run)

@@ -96,6 +96,7 @@ class Exit:
     max_rss: int = 0  # bytes
     leftovers: int = 0  # processes of the job that the warden had to kill
     survivors: tuple[int, ...] = ()  # pids that SIGKILL did not end
+    by_kernel: bool = False  # a SIGKILL came while the kernel was killing for memory; it may still have been ours
 
 
 # ---------------------------------------------------------------------------------------------------------------------
