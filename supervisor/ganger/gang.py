@@ -817,6 +817,7 @@ class Gang:
             wall_s=_number(word["wall_s"]),
             cpu_s=_number(word["cpu_s"]),
             max_rss=_whole(word["max_rss"]),
+            leftovers=word["leftovers"] is True,
         )
         self._drain(warden, child)
         self._keep_output(warden, child)
@@ -838,6 +839,7 @@ class Gang:
             max_rss=_whole(word["max_rss"]),
             clean=word["clean"] is True,
             worked_s=_number(word["worked_s"]),
+            leftovers=word["leftovers"] is True,
         )
         self._drain(warden, child)
         self._keep_output(warden, child)

@@ -141,7 +141,7 @@ STRATEGY = {"retries": 2, "delays": [1.0, 5.0]}
 def words(nonce: int) -> dict[str, dict[str, Any]]:
     """Every message of a child, as it should be."""
     run = {"nonce": nonce}
-    failure = {**run, **COST, "reason": "exception", "error": ERROR}
+    failure = {**run, **COST, "reason": "exception", "error": ERROR, "leftovers": False}
     return {
         "ready": {"job_types": {"victim": {"timeout": 1e-9, "grace": 0, "memory": 1, "shutdown": "terminate"}}},
         "boot-error": {"error": "Traceback …"},

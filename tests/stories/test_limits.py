@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -359,6 +360,71 @@ def test_what_a_job_leaves_running_is_gone_before_its_outcome_is_stored(stage: S
         assert supervisor.expect("leftovers-killed", job_id=str(job_id))["count"] == 4
     row = stage.archived(stage.enqueue("forks-and-returns"))
     assert (row["status"], row["result"], row["attempts"]) == ("success", "once", 1)
+
+
+def test_what_a_job_has_started_is_gone_by_its_limit_while_its_callbacks_still_run(stage: Stage) -> None:
+    """README, promise 3: programs that ignore SIGTERM do not outlive the limit beside a slow failed_attempt, whether
+    the handler obeys, returns late, is a coroutine, or had failed before; and a cancel order ends them too."""
+    stage.handlers("""
+        import asyncio
+        def waits(job, exception):
+            (FOLDER / "called").open("a").write(f"{job.type} {type(exception).__name__}\\n")
+            while not (FOLDER / "go").exists(): time.sleep(0.02)
+        handlers = Handlers(failed_attempt=waits, failed_job=waits)
+        def start(job):
+            script = f"trap '' TERM INT HUP; sleep 600 & echo $$ $! >> {FOLDER}/{job.type}; wait"
+            subprocess.Popen(["sh", "-c", script], start_new_session=True)
+            while not (FOLDER / job.type).exists(): time.sleep(0.01)
+        @handlers.job("obeys")
+        def obeys(job):
+            start(job)
+            time.sleep(600)
+        @handlers.job("returns-late")
+        def returns_late(job):
+            start(job)
+            try: time.sleep(600)
+            except BaseException: return "late"
+        @handlers.job("coroutine")
+        async def coroutine(job):
+            start(job)
+            await asyncio.to_thread(time.sleep, 600)
+        @handlers.job("failed-before")
+        def failed_before(job):
+            start(job)
+            raise ValueError("in time")
+        @handlers.job("cancelled")
+        def cancelled(job):
+            failed_before(job)
+    """)
+    names = ("obeys", "returns-late", "coroutine", "failed-before", "cancelled")
+    supervisor = stage.run("-c", str(len(names)), "--timeout", "1", "--grace", "1")
+    ids = {name: stage.enqueue(name, timeout=600 if name == "cancelled" else None) for name in names}
+    started = [int(pid) for name in names for pid in stage.wait_lines(name)[0].split()]
+    began = time.monotonic()
+    stage.wait_lines("called", 1)
+    assert cancel(stage.conn, ids["cancelled"])
+    nothing_left(started, (1 + 1 + 1) * ALLOWANCE)
+    print(f"all was gone after {time.monotonic() - began:.2f} s, the contract says 3 s")
+    wait_until(lambda: len({line.split()[0] for line in stage.lines("called")}) == len(names), 15, "all are called")
+    assert stage.rows("SELECT count(*) FROM proletarian.archived_job") == [(0,)], "the callbacks still run"
+    (stage.folder / "go").touch()
+    rows = {name: stage.archived(ids[name]) for name in names}
+    assert {name: row["reason"] for name, row in rows.items()} == {
+        **dict.fromkeys(("obeys", "returns-late", "coroutine"), "timeout"),
+        **dict.fromkeys(("failed-before", "cancelled"), "exception"),
+    }
+    assert {name: row["error"]["type"] for name, row in rows.items()} == {
+        **dict.fromkeys(("obeys", "returns-late", "coroutine"), "ganger_child.JobTimedOut"),
+        **dict.fromkeys(("failed-before", "cancelled"), "ValueError"),
+    }
+    called = stage.lines("called")
+    for name in ("obeys", "returns-late", "coroutine"):
+        assert [line for line in called if line.startswith(f"{name} ")] == [f"{name} JobTimedOut"] * 2
+        assert not supervisor.named("callback-error", job_id=str(ids[name]))
+        assert supervisor.named("leftovers-killed", job_id=str(ids[name]))
+    for name in ("failed-before", "cancelled"):
+        assert supervisor.named("callback-error", job_id=str(ids[name])), "failed_attempt ran beside what had to go"
+    assert supervisor.stop() == 0
 
 
 def test_pools_of_processes_work_and_leave_nothing(stage: Stage) -> None:

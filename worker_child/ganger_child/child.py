@@ -102,6 +102,7 @@ class _Run:
     interrupt: Interrupt
     cost: _Cost = field(default_factory=_Cost)
     exception: BaseException | None = None
+    leftovers: bool = False  # something that the handler started goes on
 
 
 class Child:
@@ -196,6 +197,7 @@ class Child:
             self._report = result or b"", {"nonce": run.nonce, **self._facts(run)}
         else:
             came_out = ended.exception is not None and _is_interrupt(ended.exception)
+            run.leftovers = self._cleanliness is None or self._cleanliness.leftovers()
             self._report_failure(run, run.exception, _reason(run.exception), is_interrupt=came_out)
 
     def _may_begin(self, nonce: int, *, sent_ahead: bool) -> bool:
@@ -294,10 +296,13 @@ class Child:
         stopped = order is not None and is_interrupt
         error = outcome.describe(exception)
         strategy, strategy_error = None, None
-        # Nobody would read the answer about a job that is cancelled, or goes back because of a shutdown.
+        # Nobody would read the answer about a job that is cancelled, or goes back because of a shutdown. And one that
+        # is past its limit has had its time: what it has left goes with this process, and a fresh one is asked.
         idle = order in ("cancelled", "killed") or (order == "shutdown" and (stopped or run.interrupt.asked))
+        idle = idle or (run.leftovers and order in _OUTRIGHT)
         if ask and not idle and run.job_type.reactions.retry_strategy is not None:
-            self._say("asking", nonce=run.nonce, reason=reason, error=error, **self._cost(run))
+            cost = {**self._cost(run), "leftovers": run.leftovers}
+            self._say("asking", nonce=run.nonce, reason=reason, error=error, **cost)
             strategy, strategy_error = self._ask_strategy(run, run.job_type.reactions.retry_strategy)
         run.interrupt.end()
         self._failed = run
@@ -313,6 +318,7 @@ class Child:
             clean_interrupt=stopped,
             strategy=strategy,
             strategy_error=strategy_error,
+            leftovers=run.leftovers,
             **facts,
         )
 

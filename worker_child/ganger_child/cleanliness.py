@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from ganger_child import tree
 from ganger_child.guard import move_fd_high
 
 _LIMITS: Final = tuple(
@@ -36,6 +37,7 @@ _sigmask = signal.pthread_sigmask
 _getrlimit = resource.getrlimit
 _setlocale = _locale.setlocale
 _fstat, _pread, _umask, _getpriority = os.fstat, os.pread, os.umask, os.getpriority
+_getpid, _listdir = os.getpid, os.listdir
 
 
 def stop_timers() -> bool:
@@ -78,6 +80,8 @@ class Cleanliness:
             ("exit functions", atexit._ncallbacks),
         )
         self._state = [look() for _, look in self._table]
+        self._parent = parent
+        self._there = _running(parent)
 
     def difference(self) -> str | None:
         """Name the first thing that is not as it was, or return None."""
@@ -88,6 +92,26 @@ class Cleanliness:
             except Exception:
                 return name
         return None
+
+    def leftovers(self) -> bool:
+        """Whether what was started since this was made, a process below the warden or a thread of this one, still
+        runs. True also where that cannot be seen. It takes longer than ``difference`` (about 100 microseconds)."""
+        try:
+            there = _running(self._parent)
+            return _getpid() not in there or any(map(_goes_on, there - self._there))
+        except Exception:
+            return True
+
+
+def _running(parent: int) -> set[int]:
+    """The ids of all processes below the warden, this one among them, and of the threads of this one."""
+    return {*tree.descendants(parent), *map(int, _listdir("/proc/self/task"))}
+
+
+def _goes_on(process_or_thread: int) -> bool:
+    """Whether it has not ended: one that nobody has waited for yet is no leftover."""
+    seen = tree.stat(process_or_thread)
+    return seen is not None and seen.state not in "ZX"
 
 
 def _keep_open(path: str) -> int:

@@ -7,7 +7,8 @@ nothing of the run is left is the order of the calls in ``pool``.
 
 from __future__ import annotations
 
-from typing import Any
+from math import inf
+from typing import Any, Final
 
 from ganger.core import job as jobs
 from ganger.core import messages as m
@@ -30,7 +31,22 @@ class Endings(Ahead):
         run.limit_at = None
         if not isinstance(event, m.JobReturned):
             run.error = event.error
+            run.leftovers = event.leftovers
         run.facts |= {"wall_s": event.wall_s, "cpu_s": event.cpu_s, "max_rss": event.max_rss}
+
+    def _leaves_too_much(self, run: Run) -> bool:
+        """Whether it is past a limit, and what it has started lives on with its child: that is not asked then."""
+        return run.leftovers and run.reason in LIMITS
+
+    def _goes_with_leftovers(self, slot: Slot, run: Run, now: m.Now) -> None:
+        """Its child goes, and with it what the job has started; a fresh one is asked about it."""
+        reason = run.failed or str(run.reason)
+        run.death = self._death(run, reason)
+        if reason not in LIMITS:
+            run.death["error"] = run.error
+        if run.failed is None:
+            self._failed(slot, run, reason)
+        run.enter(RunPhase.OVER, now.mono)
 
     def _may_stay(self, run: Run, event: m.JobReturned | m.JobRaised) -> bool:
         """The child's own rule (``ganger_child.child``), by what it said."""
@@ -129,7 +145,8 @@ class Endings(Ahead):
         """The run stays in its slot, for the next child to be asked about it."""
         run.enter(RunPhase.WAITING, now.mono)
         run.postmortems += 1
-        run.ordered = False
+        run.ordered = run.leftovers = False
+        run.gone_by = inf  # nothing of it is left
         if slot.state is not State.QUARANTINED:
             return
         slot.run = None
@@ -147,6 +164,7 @@ class Endings(Ahead):
         name = "retry-strategy-error" if run.outcome is None else "callback-error"
         self.out(m.Emit(name, {**self._about(slot), "error": {"message": message}}))
         if run.outcome is None:
+            run.error = run.error or _untold(run, message)
             self._decide(slot, run, None)
         self._settle(slot, run)
 
@@ -169,7 +187,8 @@ class Endings(Ahead):
             return  # decided before, in a child that died before it called failed_job
         if run.failed is None:
             self._failed(slot, run, run.reason if run.reason in LIMITS else event.reason)
-        run.error = event.error
+        if run.death is None or run.error is None:  # else its own child has told, and a post-mortem knows less
+            run.error = event.error
         if event.strategy_error is not None:
             self.out(m.Emit("retry-strategy-error", {**self._about(slot), "error": event.strategy_error}))
         self._decide(slot, run, event.strategy)
@@ -185,6 +204,22 @@ class Endings(Ahead):
             self.out(m.Emit("not-retrying", about))
         else:
             self.out(m.Emit("retrying", {**about, "retry_in": failure.delay}))
+
+    def _asked_too_long(self, slot: Slot, run: Run, now: m.Now) -> None:
+        """It hangs in its strategy or a callback, or what its handler started must be gone now."""
+        if run.phase is RunPhase.ASKING and run.failed is None:
+            return  # it is cancelled or goes back, so nobody needs the answer
+        limit = f"{self.rules.callback_timeout:g} s"
+        due = run.leftovers and now.mono >= run.gone_by
+        if due and run.phase is RunPhase.ASKING:
+            self._goes_with_leftovers(slot, run, now)
+        elif due:
+            self._callback_lost(slot, run, "it was not over when what the job had left had to be gone")
+        elif run.phase is RunPhase.ASKING:
+            self._strategy_lost(slot, run, f"the retry strategy took longer than {limit}")
+        else:
+            self._callback_lost(slot, run, f"it took longer than {limit}")
+        run.enter(RunPhase.OVER, now.mono)
 
     def _strategy_lost(self, slot: Slot, run: Run, message: str) -> None:
         """The strategy hangs or took its child with it. It is not asked again; the callbacks still have their turn."""
@@ -223,6 +258,25 @@ def how(exit: m.Exit) -> str:
     if exit.term_signal is not None:
         return f"signal {exit.term_signal}"
     return f"exit code {exit.exit_code}"
+
+
+# What a post-mortem would have told of an ending, for the record of one that nobody could be asked about.
+_UNTOLD: Final = {
+    "timeout": ("JobTimedOut", "the job ran longer than its timeout of {timeout:g} s"),
+    "memory": ("JobOutOfMemory", "the job held more memory than its limit of {memory} bytes"),
+    "crash": ("JobCrashed", "the job's process ended before it had reported an outcome ({how})"),
+    "lost": ("JobLost", "the job was lost {losses} times with what ran it"),
+}
+
+
+def _untold(run: Run, why: str) -> dict[str, Any]:
+    """The error of a run that its own child has not told of, and no other child could."""
+    assert run.failed is not None
+    assert run.death is not None
+    kind, sentence = _UNTOLD[run.failed]
+    facts = {**run.death, "how": how(m.Exit(run.death.get("exit_code"), run.death.get("term_signal")))}
+    message = f"{sentence.format(**facts)}; its retry strategy was not asked: {why}"
+    return {"type": f"ganger_child.{kind}", "message": message, "traceback": ""}
 
 
 def _end(exit: m.Exit) -> dict[str, Any]:

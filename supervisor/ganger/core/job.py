@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import Any, Final
 
 from ganger.core import retry
@@ -67,6 +68,8 @@ class Run:
     limit_at: float | None = None  # when its time limit passes
     reason: str | None = None  # why we ended it, recorded before the first signal
     ladder: Ladder | None = None
+    gone_by: float = inf  # when nothing of it may be left any more, by its time limit or by an order
+    leftovers: bool = False  # what its handler started goes on although that has ended, as long as its child lives
     ordered: bool = False  # a signal went to its child, which is therefore never used again
     given_up: bool = False  # it did not start in time, so its child is being replaced
     stays: bool = False  # the child found itself clean and has not worked long: it may have another job
@@ -89,6 +92,15 @@ class Run:
     def enter(self, phase: Phase, now: float) -> None:
         self.phase = phase
         self.since = now
+
+    def ends_by(self, ladder: Ladder) -> None:
+        """Nothing of it is to outlive this ladder, if that kills."""
+        if ladder.kill_at is not None:
+            self.gone_by = min(self.gone_by, ladder.kill_at)
+
+    def asked_by(self, limit: float) -> float:
+        """Until when (mono) its own child may be asked about it: for what it started, that is until it must be gone."""
+        return min(limit, self.gone_by) if self.leftovers else limit
 
     @property
     def complete(self) -> bool:

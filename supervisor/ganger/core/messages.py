@@ -201,7 +201,8 @@ class JobReturned:
 
 @message
 class StrategyAsked:
-    """The handler failed, and its retry strategy is being asked; JobRaised comes next, if the strategy lets it."""
+    """The handler failed, and its retry strategy is being asked; JobRaised comes next, if the strategy lets it.
+    ``leftovers``: processes or threads that the handler has started go on, as long as the child lives."""
 
     slot: str
     child: int
@@ -211,11 +212,13 @@ class StrategyAsked:
     wall_s: float
     cpu_s: float
     max_rss: int
+    leftovers: bool = False
 
 
 @message
 class JobRaised:
-    """The handler raised, or what it returned cannot be stored (``reason`` says which), and the strategy was asked.
+    """The handler raised, or what it returned cannot be stored (``reason`` says which), and the strategy was asked,
+    unless the run was past its limit and has ``leftovers`` (see StrategyAsked).
 
     Also the answer to a post-mortem, where ``error`` tells of the death of another child.
     """
@@ -234,6 +237,7 @@ class JobRaised:
     max_rss: int
     clean: bool
     worked_s: float
+    leftovers: bool = False
 
 
 @message

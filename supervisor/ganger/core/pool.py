@@ -96,9 +96,10 @@ class Pool(Endings):
         if run.phase is RunPhase.OVER:
             if reason == FENCED and not run.complete:
                 run.reason = FENCED  # what is still to be asked or called will not be
+            self._hasten(slot, run, now, grace)
             return
         if run.phase is not RunPhase.RUNNING:
-            self._order_beside_handler(slot, run, reason, now)
+            self._order_beside_handler(slot, run, reason, now, grace)
             return
         grace = run.limits.grace if grace is None else grace
         only_asked = run.ladder is not None and run.ladder.only_asks
@@ -107,9 +108,17 @@ class Pool(Endings):
             run.ladder = Ladder.asking(now.mono, grace) if ask_only else Ladder.full(now.mono, grace)
         elif run.ladder is not None and not ask_only:
             run.ladder.harden(now.mono, grace)
+        if run.ladder is not None:
+            run.ends_by(run.ladder)
         self._climb(slot, run, now)
 
-    def _order_beside_handler(self, slot: Slot, run: Run, reason: str, now: m.Now) -> None:
+    def _hasten(self, slot: Slot, run: Run, now: m.Now, grace: float | None) -> None:
+        """The handler has ended, but what it has started may be there: that goes by the order's ladder too."""
+        run.ends_by(Ladder.full(now.mono, run.limits.grace if grace is None else grace))
+        if slot.limit_at is not None and (slot.state is State.LEAVING or (slot.state is State.BUSY and run.leftovers)):
+            slot.limit_at = min(slot.limit_at, run.gone_by)
+
+    def _order_beside_handler(self, slot: Slot, run: Run, reason: str, now: m.Now, grace: float | None) -> None:
         """An order for a run whose handler has not started, or has ended, or will not run at all."""
         if run.phase is RunPhase.SENT:
             run.reason = run.reason or reason
@@ -119,7 +128,9 @@ class Pool(Endings):
             self._order_waiting(slot, run, reason)
         elif reason == "shutdown" and isinstance(run.outcome, m.Release):
             return  # that is what it was ended for
-        elif reason not in CANCELS:  # a cancel comes too late: the attempt is over, and storing it will cancel it
+        elif reason in CANCELS:  # too late: the attempt is over, and storing it will cancel it
+            self._hasten(slot, run, now, grace)
+        else:
             run.reason = reason
             run.outcome = jobs.interrupted(run)
             run.calls = ()
@@ -299,6 +310,7 @@ class Pool(Endings):
             slot.limit_at = None
         if run.limits.timeout is not None:
             run.limit_at = now.mono + run.limits.timeout
+            run.ends_by(Ladder.full(run.limit_at, run.limits.grace))
         if run.limits.memory is not None:
             self.watch(slot)
 
@@ -309,10 +321,14 @@ class Pool(Endings):
             return
         if run.phase is RunPhase.RUNNING:
             self._note(run, event)
+            if self._leaves_too_much(run):
+                self._goes_with_leftovers(slot, run, now)
+                self._kill(slot, now)
+                return
             if run.reason in (None, *LIMITS):
                 self._failed(slot, run, run.reason or event.reason)
             run.enter(RunPhase.ASKING, now.mono)
-        slot.limit_at = now.mono + self.rules.callback_timeout + bounds.ASK_SLACK
+        slot.limit_at = run.asked_by(now.mono + self.rules.callback_timeout + bounds.ASK_SLACK)
 
     def job_returned(self, event: m.JobReturned, now: m.Now) -> None:
         slot, run = self._run_of(event)
@@ -342,6 +358,10 @@ class Pool(Endings):
         if run.phase is RunPhase.RUNNING:
             self._note(run, event)
         self._take_back(slot, now)  # the child drops it: callbacks come first
+        if slot.state is State.BUSY and self._leaves_too_much(run):
+            self._goes_with_leftovers(slot, run, now)
+            self._retire(slot, now)
+            return
         run.stays = self._may_stay(run, event)
         if run.reason in CANCELS:
             self._cancel(slot, run, run.reason)
@@ -356,7 +376,7 @@ class Pool(Endings):
             self._fail(slot, run, event)
         if slot.state is State.BUSY:
             run.enter(RunPhase.CALLING, now.mono)
-            slot.limit_at = now.mono + self.rules.callback_timeout
+            slot.limit_at = run.asked_by(now.mono + self.rules.callback_timeout)
             self.out(m.SendCallbacks(slot.name, slot.child, run.nonce, run.calls))
         else:
             run.enter(RunPhase.OVER, now.mono)
@@ -366,7 +386,7 @@ class Pool(Endings):
         if run is None or run.phase is not RunPhase.CALLING or slot.state is not State.BUSY:
             return
         run.calls = tuple(name for name in run.calls if name != event.name)
-        slot.limit_at = now.mono + self.rules.callback_timeout
+        slot.limit_at = run.asked_by(now.mono + self.rules.callback_timeout)
 
     def callbacks_done(self, event: m.CallbacksDone, now: m.Now) -> None:
         slot, run = self._run_of(event)
@@ -507,13 +527,8 @@ class Pool(Endings):
             self._kill(slot, now)
         elif slot.state is State.BUSY and run is not None and run.phase is RunPhase.SENT:
             self._replace_idle(slot, run, now)
-        elif slot.state is State.BUSY and run is not None and run.phase is RunPhase.CALLING:
-            self._callback_lost(slot, run, f"it took longer than {self.rules.callback_timeout:g} s")
-            run.enter(RunPhase.OVER, now.mono)
-            self._kill(slot, now)
-        elif slot.state is State.BUSY and run is not None and run.phase is RunPhase.ASKING:
-            self._strategy_lost(slot, run, f"the retry strategy took longer than {self.rules.callback_timeout:g} s")
-            run.enter(RunPhase.OVER, now.mono)
+        elif slot.state is State.BUSY and run is not None and run.phase in (RunPhase.ASKING, RunPhase.CALLING):
+            self._asked_too_long(slot, run, now)
             self._kill(slot, now)
         elif slot.state is State.LEAVING:
             self._kill(slot, now)

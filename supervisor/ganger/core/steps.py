@@ -81,14 +81,12 @@ class Steps:
         self.out(m.StartChild(slot.name, slot.child))
 
     def _retire(self, slot: Slot, now: m.Now) -> None:
-        """Let the child flush and close. One that is being ended has no longer for that than the ladder gives it, for
-        what its job has started lives as long as it does."""
-        ladder = slot.run.ladder if slot.run is not None else None
-        kill_at = ladder.kill_at if ladder is not None else None
+        """Let the child flush and close. It has no longer for that than its job may last, for what that has started
+        lives as long as it does."""
         slot.move("retire")
         slot.limit_at = now.mono + bounds.LEAVE_LIMIT
-        if kill_at is not None:
-            slot.limit_at = min(slot.limit_at, kill_at)
+        if slot.run is not None:
+            slot.limit_at = min(slot.limit_at, slot.run.gone_by)
         self.out(m.Retire(slot.name, slot.child))
 
     def _pause(self, slot: Slot, now: m.Now) -> None:

@@ -18,6 +18,8 @@ from ganger.core.rules import Rules
 from tests.core.simulation.observer import Observer, Violation
 
 FOREVER = 1e9
+LIMITS = ("timeout", "memory")
+SLOW = 2.0  # seconds: the contract says 1, and some of the delays here have a long tail
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class Behaviour:
     strategy_error: bool = False
     callbacks: str = "fine"  # fine, raise, hang, crash
     clean: bool = True
+    leaves: bool = False  # processes that go on when the handler has ended, for ever
 
 
 @dataclass(slots=True)
@@ -47,8 +50,10 @@ class Child:
     dying: bool = False
     jobs: int = 0  # that it has run
     asked: bool = False  # an order has reached it
+    order: str = ""  # the order that has ended its handler
     stays: bool = True  # by its own rule, after its last job
     failing: bool = False  # the handler raised, and the callbacks are not through
+    left: int = 0  # the run whose processes go on although its handler has ended
     ahead: list[m.SendJob] = field(default_factory=list)  # sent to it while it had another
     revoked: int = 0  # runs up to this one are not to be begun
 
@@ -58,6 +63,7 @@ class Warden:
     slot: str
     alive: bool = True
     stopped: bool = False
+    delayed: bool = False  # it was stopped once: what it has to kill may live longer
     child: Child | None = None
 
 
@@ -73,6 +79,7 @@ class Owner(Protocol):
     def at(self, delay: float, act: Callable[[], None]) -> None: ...
     def boot(self) -> float: ...
     def frozen(self) -> bool: ...
+    def held_up(self, since: float) -> bool: ...
     def behaviour(self) -> Behaviour: ...
     def condemned(self) -> set[int]: ...
 
@@ -113,7 +120,7 @@ class Gang:
         elif what == "warden":
             self._warden_dies(warden)
         elif what == "stop-warden":
-            warden.stopped = not self.owner.frozen()
+            warden.stopped = warden.delayed = not self.owner.frozen()
 
     def wake_wardens(self) -> None:
         for warden in self.wardens.values():
@@ -284,15 +291,23 @@ class Gang:
             if command.nonce <= child.revoked:
                 return
             child.nonce = child.begun = command.nonce
-            child.began = self.owner.boot()
+            child.began = began = self.owner.boot()
             child.jobs += 1
             child.behaviour = behaviour = self.owner.behaviour()
             self.observer.started(command.job.run_id)
             self.post(m.JobStarted(command.slot, command.child, command.nonce))
+            if command.limits.timeout is not None:
+                limit = command.limits.timeout + command.limits.grace + SLOW
+                self.at(limit, lambda: self._must_be_gone(warden, child, command.nonce, began))
             self.at(behaviour.after, lambda: self._handler_ends(warden, child, command.nonce))
 
         if wait < FOREVER:
             self.at(max(0.0, self.rng.gauss(wait, 0.01)), start)
+
+    def _must_be_gone(self, warden: Warden, child: Child, nonce: int, began: float) -> None:
+        there = child.alive and nonce in (child.nonce, child.left)
+        if there and not (warden.delayed or self.owner.held_up(began)):
+            raise Violation(f"run {nonce}, or what it has started, lives on after its limit")
 
     def _goes_on(self, warden: Warden, child: Child) -> None:
         """With what it was sent ahead, or it waits."""
@@ -312,7 +327,9 @@ class Gang:
             return
         wall = self.owner.boot() - child.began
         child.nonce = 0
-        child.stays = behaviour.clean and wall < self.owner.rules.recycle_after
+        child.left = nonce if behaviour.leaves else 0
+        clean = behaviour.clean and not behaviour.leaves
+        child.stays = clean and wall < self.owner.rules.recycle_after
         run.alive = False
         if behaviour.ends == "raise" or interrupted:
             raised = self._raised(warden.slot, child, nonce, behaviour, interrupted, wall)
@@ -325,7 +342,7 @@ class Gang:
         else:
             run.returned = True
             self._is_over(job)
-            self.post(m.JobReturned(warden.slot, child.number, nonce, b"1", wall, wall, 1, behaviour.clean, wall))
+            self.post(m.JobReturned(warden.slot, child.number, nonce, b"1", wall, wall, 1, clean, wall))
             if not child.stays:
                 child.ahead.clear()
             self._goes_on(warden, child)
@@ -333,19 +350,21 @@ class Gang:
     def _raised(
         self, slot: str, child: Child, nonce: int, behaviour: Behaviour, interrupted: bool, wall: float
     ) -> m.JobRaised:
-        strategy = None if behaviour.strategy_error else behaviour.strategy
+        left = child.left == nonce
+        asked = not (left and interrupted and child.order in LIMITS)
+        strategy = behaviour.strategy if asked and not behaviour.strategy_error else None
         error = {"type": "X", "message": "x", "traceback": ""}
-        wrong = {"type": "Y", "message": "y"} if behaviour.strategy_error else None
+        wrong = {"type": "Y", "message": "y"} if asked and behaviour.strategy_error else None
         return m.JobRaised(
             slot, child.number, nonce, "exception", error, interrupted, interrupted and self.rng.random() < 0.8,
-            strategy, wrong, wall, wall, 1, behaviour.clean, wall,
+            strategy, wrong, wall, wall, 1, behaviour.clean and not left, wall, left,
         )  # fmt: skip
 
     def _ask_strategy(self, warden: Warden, child: Child, raised: m.JobRaised) -> None:
         assert child.job is not None
         self.observer.runs[child.job.run_id].raised = True
         about = (raised.slot, raised.child, raised.nonce, raised.reason, raised.error)
-        self.post(m.StrategyAsked(*about, raised.wall_s, raised.cpu_s, raised.max_rss))
+        self.post(m.StrategyAsked(*about, raised.wall_s, raised.cpu_s, raised.max_rss, raised.leftovers))
         how = self.aside.choice(["fine"] * 8 + ["hang", "crash"])
         if how == "crash":
             self._dies_soon(warden, child, m.Exit(exit_code=3))
@@ -444,6 +463,7 @@ class Gang:
         def reach() -> None:
             hit = child.nonce == command.nonce and command.signal
             if hit and child.behaviour is not None and child.behaviour.obeys == "interrupt":
+                child.order = command.reason
                 self._handler_ends(warden, child, command.nonce, interrupted=True)
 
         self.soon(reach)
@@ -505,6 +525,7 @@ class Gang:
             child.revoked = max(command.nonces)
             child.ahead = [sent for sent in child.ahead if sent.nonce > child.revoked]
             if child.begun < child.given <= child.revoked:
+                self.post(m.RunRevoked(command.slot, command.child, child.given))  # its own word, also of one before
                 self._goes_on(warden, child)
             for nonce in reversed(command.nonces):
                 if nonce > child.begun:

@@ -215,6 +215,10 @@ class Supervisor:
         """Whether nobody can end a handler here: the host sleeps, or has only just woken up."""
         return self.world.now < self.host.asleep_until + (THAW if self.host.slept else 0.0)
 
+    def held_up(self, since: float) -> bool:
+        """Whether it, or its whole host, stood still at some time since then (boot): then limits wait for it."""
+        return self.host.boot(max(self.frozen_until, self.host.asleep_until)) > since
+
     def vacant(self, supervisor_id: int) -> bool:
         """Whether that registration's lock is on this host, and nobody holds it."""
         other = self.world.registrations[supervisor_id]
@@ -243,6 +247,7 @@ class Supervisor:
             strategy_error=rng.random() < 0.1,
             callbacks=rng.choice(["fine"] * 6 + ["raise", "hang", "crash"]),
             clean=rng.random() < 0.9,
+            leaves=rng.random() < 0.3,
         )
 
 
