@@ -499,6 +499,19 @@ def test_once_a_child_was_ready_later_ones_that_die_are_tried_again_for_ever() -
 # ---- a job that does not start ---------------------------------------------------------------------------------------
 
 
+def test_a_job_that_its_child_does_not_begin_goes_back_uncounted_and_the_child_is_replaced() -> None:
+    desk = Desk().idle()
+    run_id = desk.claimed()
+    desk.wait(START_LIMIT - 0.1)
+    assert not desk.said(m.ReplaceIdle)
+    desk.wait(0.2)
+    assert len(desk.said(m.ReplaceIdle)) == 1
+    desk.child_ends(m.Exit(term_signal=9))
+    assert [(release.run_id, release.reason) for release in desk.said(m.Release)] == [(run_id, "never-started")]
+    desk.wait(2.0)
+    assert len(desk.said(m.StartChild)) == 2
+
+
 def test_a_job_that_started_and_failed_just_before_its_child_was_replaced_goes_back_uncounted() -> None:
     desk = Desk().idle()
     run_id = desk.claimed()

@@ -226,6 +226,28 @@ def test_a_run_that_the_database_does_not_know_any_more_is_killed(told: Stage) -
     assert supervisor.stop() == 0
 
 
+def test_what_a_failover_forgets_is_run_again_and_counted_once(told: Stage) -> None:
+    """Corrections 18 and 20: the database is as it was before an outcome was stored, or before a claim. (The second
+    run may begin while the first is still there: nobody can know.)"""
+    stored, claimed = told.enqueue("short"), told.enqueue("gate")
+    told.conn.execute("CREATE TABLE before_claims AS SELECT * FROM proletarian.job")
+    supervisor = told.run("-c", "2", "--lease", str(LEASE))
+    told.archived(stored)
+    told.wait_lines("ledger", 2)
+    with told.conn.transaction():
+        told.conn.execute("DELETE FROM proletarian.job")
+        told.conn.execute("DELETE FROM proletarian.archived_job")
+        told.conn.execute("INSERT INTO proletarian.job OVERRIDING SYSTEM VALUE SELECT * FROM before_claims")
+    supervisor.expect("outcome-refused", job_id=str(claimed))
+    told.wait_lines("ledger", 4)
+    (told.folder / "open").touch()
+    for job_id in (stored, claimed):
+        row = told.archived(job_id)
+        assert (row["status"], row["attempts"], row["losses"], row["crashes"]) == ("success", 1, 0, 0)
+        assert len(supervisor.named("handling-job", job_id=str(job_id))) == 2
+    assert supervisor.stop() == 0
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Two at work
 
@@ -248,7 +270,8 @@ def test_two_hundred_jobs_are_each_archived_once_though_one_of_two_supervisors_i
     assert {row[0] for row in rows} == jobs
     assert {row[1] for row in rows} == {"success"}
     assert all(
-        (attempts, crashes) == (losses + 1, 0) and starts >= attempts for _, _, attempts, losses, crashes, starts in rows
+        (attempts, crashes) == (losses + 1, 0) and starts >= attempts
+        for _, _, attempts, losses, crashes, starts in rows
     ), "starts counts claims, also of what was claimed ahead and went back"
     lost = {event["job_id"] for event in second.named("job-lost")}
     assert {row[0] for row in rows if row[3]} == lost
