@@ -41,6 +41,7 @@ class Row:
     owner: int | None = None
     last_run_id: UUID | None = None
     cancel: str | None = None
+    checkpoint: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,13 @@ class Queue:
         row.starts += 1
 
     # ---- outcomes ------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, job_id: UUID, run_id: UUID, data: bytes) -> bool:
+        row = self.rows.get(job_id)
+        if row is None or row.run_id != run_id:
+            return False
+        row.checkpoint = data
+        return True
 
     def store(self, now: float, outcome: Outcome) -> str:
         """An outcome that is sent again is answered as it was the first time."""

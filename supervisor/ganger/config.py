@@ -293,6 +293,7 @@ class Config:
     )
     max_payload: int = _setting(16 << 20, size, "Largest payload, in JSON.", high=LARGEST)
     max_result: int = _setting(1 << 20, size, "Largest result, in JSON.", high=LARGEST)
+    max_checkpoint: int = _setting(1 << 20, size, "Largest checkpoint, in JSON.", high=LARGEST)
     database_wait: float = _setting(30.0, seconds, "How long to wait for the database at the start.")
     store_timeout: float = _setting(60.0, seconds, "How long to try to store the last outcomes at the end.")
     nice: int = _setting(0, whole, "Niceness of the children.", low=-20, high=19)

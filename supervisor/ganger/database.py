@@ -25,7 +25,17 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import PGconn, Ping
 from psycopg.rows import TupleRow
 
-from ganger.core.messages import Archive, Claim, HeldRow, Job, OtherSupervisor, Release, Retry, Swept
+from ganger.core.messages import (
+    Archive,
+    Claim,
+    HeldRow,
+    Job,
+    OtherSupervisor,
+    Release,
+    Retry,
+    SaveCheckpoint,
+    Swept,
+)
 from ganger.sql import migration, newest_version, statement
 
 SCHEMA: Final = "proletarian"
@@ -634,7 +644,8 @@ def _claim_queue(
 
 
 def _job(row: TupleRow) -> Job:
-    job_id, run_id, claim_id, queue, job_type, payload, *rest, _, _, _ = row
+    job_id, run_id, claim_id, queue, job_type, payload, *rest, checkpoint, _, _, _ = row
+    rest.append(None if checkpoint is None else checkpoint.encode())
     return Job(job_id, run_id, claim_id, queue, job_type, payload.encode(), *rest)
 
 
@@ -672,6 +683,13 @@ def probe(conn: Connection) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Outcomes
+
+
+def save_checkpoint(conn: Connection, schema: str, order: SaveCheckpoint) -> bool:
+    """Keep what a run has given with its job. False: the row is not this run's any more, and nothing was written."""
+    values = {"job_id": order.job_id, "run_id": order.run_id, "data": order.data.decode()}
+    with transaction(conn):
+        return _row(conn, "save_checkpoint", schema, values) is not None
 
 
 def finish(conn: Connection, schema: str, outcomes: Sequence[Archive]) -> set[UUID]:

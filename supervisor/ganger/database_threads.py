@@ -6,7 +6,8 @@ at the others, *listen* hears notifications. A stalled outcome thus never starve
 
 Losing the database is normal here. Outcomes are kept until the database has answered for them; a claim is never
 carried out late, because its rows would be ours without anybody waiting for them: it is answered with ClaimLost, as is
-every claim whose answer did not come. Beats and looks are only worth sending fresh, so only the newest is kept.
+every claim whose answer did not come. Beats and looks are only worth sending fresh, so only the newest is kept; so is
+the newest checkpoint of a run, which is written before whatever becomes of the run.
 
 This file decides nothing about jobs. A thread ends only in ``close``.
 """
@@ -32,6 +33,7 @@ from ganger.core.messages import (
     Archive,
     Beat,
     Beaten,
+    CheckpointStored,
     Claim,
     Claimed,
     ClaimLost,
@@ -52,6 +54,7 @@ from ganger.core.messages import (
     Registered,
     Release,
     Retry,
+    SaveCheckpoint,
     SayIdle,
     Stored,
     Sweep,
@@ -61,6 +64,7 @@ from ganger.database import Connection, SupervisorFacts, Watermark
 
 BATCH_ROWS: Final = 200  # outcomes stored by one statement
 BATCH_BYTES: Final = 8 << 20  # of results stored by one statement, unless one alone has more
+CHECKPOINTS: Final = 0.5  # seconds between two checkpoints of a run for which nobody waits
 CLAIM_PATIENCE: Final = 10.0  # seconds; a claim that waited longer behind other work is not carried out
 TRIES: Final = 3  # of a transaction that met a deadlock or a lock
 BACKOFF: Final = (0.1, 0.2, 0.5, 1.0, 2.0)  # seconds between tries after a failure; the last one repeats
@@ -402,6 +406,8 @@ class _Store(_Owner):
     def __init__(self, shared: _Shared) -> None:
         super().__init__(shared)
         self._owed: dict[UUID, _Owed] = {}  # by run_id, in the order they came
+        self._checkpoints: dict[UUID, SaveCheckpoint] = {}  # the newest of each run
+        self._written: dict[UUID, float] = {}  # when (monotonic) a checkpoint of a run was written, a moment ago
         self._claims: list[_Order] = []
         self._sweeps: dict[int, Sweep] = {}
         self._idle: dict[tuple[str, ...], SayIdle] = {}
@@ -412,6 +418,10 @@ class _Store(_Owner):
             match order.command:
                 case Archive() | Retry() | Release() as outcome:
                     self._owed[outcome.run_id] = _Owed(outcome, late=self.shared.outage.on)
+                case SaveCheckpoint() as checkpoint:
+                    older = self._checkpoints.get(checkpoint.run_id)
+                    awaited = checkpoint.wait or (older is not None and older.wait)
+                    self._checkpoints[checkpoint.run_id] = replace(checkpoint, wait=awaited)
                 case Claim():
                     self._claims.append(order)
                 case Sweep() as sweep:
@@ -441,7 +451,11 @@ class _Store(_Owner):
         self._claims.clear()
         self._sweeps.clear()
 
+    def due(self) -> float | None:
+        return min((self._checkpoint_due(order) for order in self._checkpoints.values()), default=None)
+
     def work(self, conn: Connection) -> None:
+        self._save_checkpoints(conn)
         self._store(conn)
         self._sweep(conn)
         self._claim(conn)
@@ -450,6 +464,33 @@ class _Store(_Owner):
             database.deregister(conn, self.schema, self._deregister.supervisor_id)
             self._deregister = None
             self.post(Deregistered())
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _checkpoint_due(self, order: SaveCheckpoint) -> float:
+        """When (monotonic) it is to be written: at once, but for a loop that saves without end and without waiting."""
+        hurried = order.wait or order.run_id in self._owed or self._deregister is not None
+        return 0.0 if hurried else self._written.get(order.run_id, 0.0) + CHECKPOINTS
+
+    def _save_checkpoints(self, conn: Connection) -> None:
+        now = time.monotonic()
+        self._written = {run: at for run, at in self._written.items() if now < at + CHECKPOINTS}
+        for order in [order for order in self._checkpoints.values() if self._checkpoint_due(order) <= now]:
+            error = self._saved(conn, order)
+            del self._checkpoints[order.run_id]
+            self._written[order.run_id] = now
+            self.post(CheckpointStored(order.run_id, order.number, error))
+
+    def _saved(self, conn: Connection, order: SaveCheckpoint) -> str | None:
+        """Write it; returns why it cannot be kept, if so."""
+        try:
+            if _again(partial(database.save_checkpoint, conn, self.schema, order)):
+                return None
+        except (psycopg.Error, UnicodeError) as error:
+            if not database.bad_data(error):
+                raise
+            return f"data cannot be stored: {_sentence(error)}"
+        return "this run is not the job's any more: it was lost, or taken for lost, and nothing was written"
 
     # ---- outcomes --------------------------------------------------------------------------------------------------
 

@@ -170,6 +170,7 @@ class Gang:
             m.SendJob: self._send_job,
             m.SendPostmortem: self._send_postmortem,
             m.SendCallbacks: self._send_callbacks,
+            m.SendAnswer: self._send_answer,
             m.Watch: self._watch,
             m.TakeStack: self._take_stack,
             m.Interrupt: self._interrupt,
@@ -207,6 +208,7 @@ class Gang:
             "ready": self._child_ready,
             "boot-error": self._child_boot_error,
             "started": self._job_started,
+            "checkpoint": self._checkpoint_given,
             "revoked": self._revoked,
             "returned": self._job_returned,
             "asking": self._strategy_asked,
@@ -575,7 +577,7 @@ class Gang:
             self._post(m.ChildBootFailed(command.slot, command.child, f"no descriptors for it: {error}", forked=False))
             return
         os.set_blocking(reading, False)
-        limit = self._settings.options.max_result + RESULT_SLACK
+        limit = max(self._settings.options.max_result, self._settings.options.max_checkpoint) + RESULT_SLACK
         tail = Tail(self._settings.output_tail)
         warden.child = _Child(command.child, Channel(ours, limit=limit, credentials=True), reading, tail=tail)
         self._order(warden, "fork", theirs.detach(), writing, child=command.child)
@@ -584,18 +586,24 @@ class Gang:
         _, child = self._find(command.slot, command.child)
         if child is not None:
             child.jobs[command.nonce] = command.job
-            self._tell_child(child, "run", command.job.payload, **_run(command), after=command.after)
+            self._tell_child(child, "run", _body(command.job), **_run(command), after=command.after)
 
     def _send_postmortem(self, command: m.SendPostmortem) -> None:
         _, child = self._find(command.slot, command.child)
         if child is not None:
             child.jobs[command.nonce] = command.job
-            self._tell_child(child, "postmortem", command.job.payload, **_run(command), death=dict(command.death))
+            self._tell_child(child, "postmortem", _body(command.job), **_run(command), death=dict(command.death))
 
     def _send_callbacks(self, command: m.SendCallbacks) -> None:
         _, child = self._find(command.slot, command.child)
         if child is not None:
             self._tell_child(child, "callbacks", nonce=command.nonce, names=command.names)
+
+    def _send_answer(self, command: m.SendAnswer) -> None:
+        _, child = self._find(command.slot, command.child)
+        if child is not None:
+            what = {"number": command.number, "stored": command.error is None, "error": command.error}
+            self._tell_child(child, "checkpoint", b"", nonce=command.nonce, **what)
 
     def _retire(self, command: m.Retire) -> None:
         _, child = self._find(command.slot, command.child)
@@ -783,6 +791,14 @@ class Gang:
         child.current, child.run = child.jobs[nonce], nonce
         child.tail.clear()
         self._post(m.JobStarted(warden.slot, child.number, nonce))
+
+    def _checkpoint_given(self, warden: _Warden, child: _Child, word: Message) -> None:
+        """That we have it is said at once: the child sends no other before it hears that."""
+        nonce, number = _nonce(child, word["nonce"]), _whole(word["number"])
+        if not 0 < len(word.body) <= self._settings.options.max_checkpoint:
+            raise ValueError("it is no checkpoint")
+        self._tell_child(child, "checkpoint", nonce=nonce, number=number)
+        self._post(m.CheckpointGiven(warden.slot, child.number, nonce, number, word.body, word["awaited"] is True))
 
     def _job_returned(self, warden: _Warden, child: _Child, word: Message) -> None:
         event = m.JobReturned(
@@ -995,9 +1011,15 @@ def _carries(pid: int, mark: str) -> bool:
 # Fields, to the wire and (from a sender that may be anything) from it
 
 
+def _body(job: m.Job) -> bytes:
+    return job.payload if job.checkpoint is None else job.payload + job.checkpoint
+
+
 def _run(command: m.SendJob | m.SendPostmortem) -> dict[str, Any]:
     job, limits = command.job, command.limits
+    checkpoint = {} if job.checkpoint is None else {"checkpoint": len(job.checkpoint)}  # the end of the body
     return {
+        **checkpoint,
         "nonce": command.nonce,
         "job": {
             "job_id": str(job.job_id),

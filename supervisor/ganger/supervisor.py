@@ -421,6 +421,7 @@ def _options(config: Config) -> Options:
         failed_job=config.failed_job,
         start_method=config.start_method,
         max_result=config.max_result,
+        max_checkpoint=config.max_checkpoint,
         callback_timeout=config.callback_timeout,
         stall_after=config.stall_after,
         keep_environ=config.keep_environ,

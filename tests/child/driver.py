@@ -98,11 +98,20 @@ class Driver:
 
     # What a supervisor does
 
-    def send(self, job_type: str, payload: Any = None, *, body: bytes | None = None, **limits: Any) -> int:
-        """Send a job and return its nonce."""
+    def send(
+        self,
+        job_type: str,
+        payload: Any = None,
+        *,
+        body: bytes | None = None,
+        checkpoint: int | None = None,
+        **limits: Any,
+    ) -> int:
+        """Send a job and return its nonce. ``checkpoint``: so many bytes at the end of the body are one."""
         self._nonce += 1
         text = json.dumps(payload).encode() if body is None else body
-        assert self.wire.send("run", text, nonce=self._nonce, job=_facts(job_type), limits=_limits(limits))
+        facts: dict[str, Any] = {"job": _facts(job_type), "limits": _limits(limits), "checkpoint": checkpoint}
+        assert self.wire.send("run", text, nonce=self._nonce, **facts)
         return self._nonce
 
     def run(self, job_type: str, payload: Any = None, **limits: Any) -> Message:

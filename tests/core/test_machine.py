@@ -125,6 +125,46 @@ def test_a_beat_tells_of_the_progress_of_each_run() -> None:
     assert desk.said(m.Beat)[-1].info["progress"] == {}
 
 
+def given(desk: Desk, number: int, *, wait: bool = False) -> m.CheckpointGiven:
+    sent = desk.said(m.SendJob)[-1]
+    return m.CheckpointGiven(SLOT, sent.child, sent.nonce, number, b"%d" % number, wait)
+
+
+def test_a_checkpoint_is_passed_on_at_once_and_answered_while_its_handler_runs() -> None:
+    desk = Desk()
+    run_id = desk.running()
+    desk.hear(given(desk, 1), given(desk, 2, wait=True))
+    assert [(order.run_id, order.number, order.wait) for order in desk.said(m.SaveCheckpoint)] == [
+        (run_id, 1, False),
+        (run_id, 2, True),
+    ]
+    desk.hear(m.CheckpointStored(UUID(int=999), 2), m.CheckpointStored(run_id, 2, "not its own"))
+    assert [(answer.number, answer.error) for answer in desk.said(m.SendAnswer)] == [(2, "not its own")]
+    desk.hear(given(desk, 3))
+    desk.returned()
+    desk.hear(given(desk, 4))
+    desk.child_ends(m.Exit(exit_code=0))
+    desk.hear(m.CheckpointStored(run_id, 3))
+    orders = [command for command in desk.commands if isinstance(command, m.SaveCheckpoint | m.Archive)]
+    assert [getattr(order, "number", "outcome") for order in orders] == [1, 2, 3, "outcome"]
+    assert len(desk.said(m.SendAnswer)) == 1
+
+
+def test_its_rows_go_back_after_a_lost_lease_only_when_checkpoints_are_stored() -> None:
+    """Registering anew gives the rows of the old registration back, and a checkpoint would come too late."""
+    desk = Desk()
+    run_id = desk.running()
+    desk.hear(given(desk, 1), given(desk, 2), m.DatabaseLost("away"))
+    desk.wait(desk.machine.book.lease.trusted_until - desk.now + 0.1)
+    desk.hear(given(desk, 3))  # it is not ours any more
+    desk.child_ends(m.Exit(term_signal=9))
+    desk.hear(m.DatabaseBack(100.0), m.CheckpointStored(run_id, 1))
+    assert [order.former for order in desk.said(m.Register)] == [None]
+    assert [order.number for order in desk.said(m.SaveCheckpoint)] == [1, 2]
+    desk.hear(m.CheckpointStored(run_id, 2))
+    assert [order.former for order in desk.said(m.Register)] == [None, 1]
+
+
 def test_nothing_is_claimed_after_shutting_down() -> None:
     desk = Desk()
     desk.running()

@@ -28,7 +28,18 @@ from psycopg.pq import TransactionStatus
 
 from ganger import client
 from ganger import database as db
-from ganger.core.messages import Archive, Claim, HeldRow, Job, Lane, OtherSupervisor, Outcome, Release, Retry
+from ganger.core.messages import (
+    Archive,
+    Claim,
+    HeldRow,
+    Job,
+    Lane,
+    OtherSupervisor,
+    Outcome,
+    Release,
+    Retry,
+    SaveCheckpoint,
+)
 from ganger.database_threads import _write
 from ganger.sql import newest_version
 from tests.database.conftest import S, facts
@@ -41,7 +52,8 @@ REASONS: Final[tuple[Literal["cancelled", "killed"], ...]] = ("cancelled", "kill
 KEYS: Final = (None, None, None, "k", "l")
 
 JOB = """job_id, queue, priority, unique_key, state, attempts, crashes, losses, interrupts, starts, fresh, run_id,
-         claim_id, supervisor_id, last_run_id, CASE WHEN cancel_at IS NOT NULL THEN cancel_reason END"""
+         claim_id, supervisor_id, last_run_id, CASE WHEN cancel_at IS NOT NULL THEN cancel_reason END,
+         checkpoint::text"""
 ENDED = """job_id, queue, priority, unique_key, attempts, crashes, losses, interrupts, starts, run_id, last_run_id,
            status, reason"""
 
@@ -63,6 +75,7 @@ def job_row(row: Row) -> tuple[Any, ...]:
     return (
         row.job_id, row.queue, row.priority, row.unique_key, row.state, row.attempts, row.crashes, row.losses,
         row.interrupts, row.starts, row.fresh, row.run_id, row.claim_id, row.owner, row.last_run_id, row.cancel,
+        None if row.checkpoint is None else row.checkpoint.decode(),
     )  # fmt: skip
 
 
@@ -325,6 +338,15 @@ class QueueMachine(RuleBasedStateMachine):
         now = self.tick()
         expected = {outcome.run_id: self.model.store(now, outcome) for outcome in batch}
         assert _write(self.conn(data), S, batch) == expected
+
+    @precondition(has_runs)
+    @rule(data=st.data(), number=st.integers(1, 99))
+    def save_a_checkpoint(self, data: st.DataObject, number: int) -> None:
+        """Of a run that has its row, or has lost it."""
+        job_id, run_id = data.draw(st.sampled_from(self.runs))
+        order = SaveCheckpoint(job_id, run_id, 1, b"%d" % number, wait=True)
+        expected = self.model.save_checkpoint(job_id, run_id, order.data)
+        assert db.save_checkpoint(self.conn(data), S, order) == expected
 
     # ---- the schema --------------------------------------------------------------------------------------------------
 

@@ -317,6 +317,70 @@ def test_a_bad_row_does_not_poison_its_batch(own: Running, conn: db.Connection) 
     assert history[0]["reason"] == "unstorable"
 
 
+def save(job: m.Job, number: int, data: bytes = b"1", *, wait: bool = False) -> m.SaveCheckpoint:
+    return m.SaveCheckpoint(job.job_id, job.run_id, number, data, wait)
+
+
+def test_the_newest_checkpoint_is_written_and_before_the_outcome(own: Running, conn: db.Connection) -> None:
+    """Of what comes too quickly only the newest is written, soon; at once where somebody waits, and with what the run
+    comes to; and the next run finds it."""
+    supervisor_id = own.register()
+    enqueue(conn, "t")
+    (job,) = own.claim(supervisor_id).jobs
+    assert job.checkpoint is None
+    own.do(save(job, 1, b"[1]"))
+    assert own.wait(m.CheckpointStored) == m.CheckpointStored(job.run_id, 1)
+    own.do(save(job, 2, b"[2]"), save(job, 3, b"[3]"))
+    own.wait(m.CheckpointStored, 2)
+    own.do(save(job, 4, b"[4]"))
+    own.do(save(job, 5, b"[5]", wait=True))
+    own.wait(m.CheckpointStored, where=lambda event: event.number == 5)
+    own.do(save(job, 6, b"[6]"))
+    own.do(m.Release(job.job_id, job.run_id, "shutdown"))
+    assert own.stored(job.run_id).how == "stored"
+    assert [event.number for event in own.told.of(m.CheckpointStored)][1:] in ([3, 5, 6], [3, 4, 5, 6])
+    (again,) = own.claim(supervisor_id).jobs
+    assert again.checkpoint == b"[6]"
+
+
+def test_a_checkpoint_of_another_run_or_of_no_json_is_refused(own: Running, conn: db.Connection) -> None:
+    supervisor_id = own.register()
+    enqueue(conn, "t")
+    (job,) = own.claim(supervisor_id).jobs
+    own.do(save(job, 1, b"[1]", wait=True))
+    own.wait(m.CheckpointStored)
+    own.do(save(job, 2, b'{"broken', wait=True))
+    error = own.wait(m.CheckpointStored, 2).error
+    assert error is not None
+    assert "invalid input syntax for type json" in error
+    conn.execute("UPDATE proletarian.job SET run_id = gen_random_uuid()")
+    own.do(save(job, 3, b"[3]", wait=True))
+    error = own.wait(m.CheckpointStored, 3).error
+    assert error is not None
+    assert error.startswith("this run is not the job's any more")
+    assert rows(conn, "checkpoint") == [([1],)]
+
+
+def test_checkpoints_wait_through_an_outage_the_newest_of_each_run(own: Running, conn: db.Connection) -> None:
+    supervisor_id = own.register()
+    enqueue_many(conn, [NewJob("t"), NewJob("t")])
+    one, two = own.claim(supervisor_id, 2).jobs
+    with conn.transaction():
+        conn.execute("LOCK TABLE proletarian.job")  # so that it is at the first one when its connection is gone
+        own.do(save(one, 1, wait=True))
+        terminate(conn, "store")
+        own.wait(m.DatabaseLost)
+        own.do(*[save(run, number, b"%d" % number) for number in range(2, 50) for run in (one, two)])
+    own.wait(m.DatabaseBack)
+    own.do(success(two))
+    own.stored(two.run_id)
+    own.wait(m.CheckpointStored, where=lambda event: event.run_id == one.run_id and event.number == 49)
+    assert rows(conn, "checkpoint") == [(49,)]
+    assert rows(conn, "checkpoint", "archived_job") == [(49,)]
+    numbers = [event.number for event in own.told.of(m.CheckpointStored)]
+    assert set(numbers) <= {1, 49}, "of those that came during the outage the newest"
+
+
 def test_a_stale_outcome_is_refused(own: Running, conn: db.Connection) -> None:
     supervisor_id = own.register()
     enqueue(conn, "t")

@@ -27,6 +27,7 @@ ELSEWHERE = {  # run by other tests, or what runs this one
     "scripts/test": "this test",
     "pip install 'ganger[local]'": "scripts/setup has installed it, with its local PostgreSQL",
     "ganger top": "test_top.py",
+    "python -m examples.checkpoints.demo": "test_checkpoints.py",
     "ganger run myjobs:handlers --http 9464": "test_monitoring.py",
     "python -m examples.example_c.worker": "test_examples.py",
     "python -m examples.example_c.enqueue_jobs run-3": "test_examples.py",

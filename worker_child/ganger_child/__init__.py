@@ -13,6 +13,7 @@ Everything below the supervisor process lives in this package; it imports neithe
 
 from ganger_child.errors import (
     BadResult,
+    CheckpointRefused,
     JobCancelled,
     JobCrashed,
     JobFailed,
@@ -28,6 +29,7 @@ from ganger_child.retry import Retry
 
 __all__ = [
     "BadResult",
+    "CheckpointRefused",
     "Handlers",
     "Job",
     "JobCancelled",

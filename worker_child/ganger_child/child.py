@@ -44,9 +44,9 @@ from ganger_child.interrupt import Alarm, Ended, Interrupt, Signals
 from ganger_child.job import Job, set_current
 from ganger_child.options import Options
 from ganger_child.page import BEGUN, NOBODY, REVOKED, RUN, Page
-from ganger_child.reports import Reports
+from ganger_child.reports import Desk, Reports
 from ganger_child.stacks import Answering
-from ganger_child.wire import Channel, Message
+from ganger_child.wire import Channel, Message, Received
 
 _RETIRE_BOUND: Final = 5.0  # seconds to flush and close
 _SMALL: Final = 16 * 1024  # bytes per text of an error that travels beside another one
@@ -123,6 +123,7 @@ class Child:
         self._coroutines = Coroutines()
         self._meter = _Meter()
         self._cleanliness: Cleanliness | None = None
+        self._desk = Desk(page, channel, self._say, options.max_checkpoint, self._pid)
         self._report: tuple[bytes, dict[str, Any]] | None = None  # of a run that returned, not told yet
         self._failed: _Run | None = None
         self._altered = False
@@ -156,7 +157,7 @@ class Child:
         What a run returned is told in one message with the beginning of the next run, where that waits already.
         """
         while True:
-            received = self._channel.receive(wait=self._report is None, limit=1)
+            received = self._receive()
             message = received.messages[0] if received.messages else None
             if message is None or message.op != "run":
                 self._tell_report()
@@ -164,6 +165,12 @@ class Child:
                 return
             if message is not None and message.op in self._operations:
                 self._operations[message.op](message)
+
+    def _receive(self) -> Received:
+        """The next message; first those that a handler came upon when it waited for an answer."""
+        if self._desk.left:
+            return Received([self._desk.left.popleft()])
+        return self._channel.receive(wait=self._report is None, limit=1)
 
     def retire(self) -> None:
         """Flush and close what the jobs left open, as far as ``_RETIRE_BOUND`` seconds allow."""
@@ -253,8 +260,8 @@ class Child:
         facts, limits = message["job"], message["limits"]
         nonce, timeout = message["nonce"], limits.get("timeout")
         interrupt = Interrupt(self._page, nonce, limits)
-        payload = message.body.decode("utf-8", "surrogateescape")
-        job = Job.from_wire(facts, limits, payload, interrupt, Reports(self._page, nonce))
+        payload, checkpoint = _texts(message)
+        job = Job.from_wire(facts, limits, payload, interrupt, Reports(self._desk, nonce, interrupt), checkpoint)
         self._failed = None
         self._signals.current = interrupt
         set_current(job)
@@ -423,6 +430,14 @@ class Child:
         """A handler that forks returns twice: the copy ends here."""
         if getpid() != self._pid:
             _exit(0)
+
+
+def _texts(message: Message) -> tuple[str, str | None]:
+    """Payload and checkpoint of a job: the body is the one, or both."""
+    body, size = message.body, message.get("checkpoint")
+    if size is None:
+        return body.decode("utf-8", "surrogateescape"), None
+    return body[:-size].decode("utf-8", "surrogateescape"), body[-size:].decode()
 
 
 def _reason(exception: BaseException) -> str:

@@ -77,6 +77,13 @@ class JobFailed(Exception):
         self.traceback = traceback
 
 
+class CheckpointRefused(Exception):
+    """A checkpoint was not kept, because the run is not the job's any more: it was lost, and the job is another run's;
+    or because the database cannot hold it. The message says which."""
+
+    __module__ = "ganger_child"
+
+
 class UnknownJobType(Exception):
     """No handler is declared for the job's type. A plain function may raise it too."""
 

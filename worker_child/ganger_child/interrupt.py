@@ -19,7 +19,8 @@ from __future__ import annotations
 import signal
 import sys
 from _thread import start_new_thread
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from os import register_at_fork
 from threading import get_ident, main_thread
 from time import sleep
@@ -121,6 +122,7 @@ class Interrupt(Armed):
         self._serial = 0  # of the order that was raised last; serials begin with 1
         self._lost = False
         self._sheltered = 0
+        self._held = 0
 
     def begin(self) -> None:
         """Enter the run: from here on orders for it are heard, and a kill for it finds it."""
@@ -159,7 +161,7 @@ class Interrupt(Armed):
         self._deliver()
 
     def _deliver(self, *, again: bool = False) -> None:
-        if not (self.armed and self.asked):
+        if self._held or not (self.armed and self.asked):
             return
         order = self.order
         serial = self._page[ORDER_SERIAL]
@@ -194,6 +196,20 @@ class Interrupt(Armed):
         """Python dropped the exception: raise it again, a moment later and from outside the code that dropped it."""
         self._lost = True
         start_new_thread(_signal_main_thread, (_REPEAT_AFTER,))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A short section of our own, in the midst of the handler, that an exception would tear apart: what is ordered
+        meanwhile is raised at its end. To be entered by one thread at a time."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+            if _in_main_thread():
+                self.deliver()
+            elif self.asked:
+                _signal_main_thread()
 
     def __enter__(self) -> None:
         """Begin a section that a shutdown does not interrupt. (No call in here: an interrupt could come between.)"""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from json import loads
 from typing import Any
 from uuid import UUID
 
@@ -34,11 +35,18 @@ class Job:
     shutdown: str = "wait"
     _interrupt: Interrupt | None = None
     _reports: Reports | None = None
+    _checkpoint: str | None = None
 
     @property
     def attempts(self) -> int:
         """Proletarian's word for ``attempt``."""
         return self.attempt
+
+    @property
+    def checkpoint(self) -> Any:
+        """What an earlier run of this job saved last, on whatever host; None if none did. It stays what it was when
+        this run began, and each look reads it anew from its JSON."""
+        return None if self._checkpoint is None else loads(self._checkpoint)
 
     @property
     def interrupted(self) -> bool:
@@ -54,12 +62,29 @@ class Job:
         """Tell how much of the job is done (``fraction``, from 0 to 1), and in a few words what it is at (``note``).
 
         Shown within a second or so in process titles and ``ganger top``, within a twelfth of the lease (10 s) in
-        ``ganger jobs show`` and on other hosts, with an estimated end. It costs a microsecond or two, so it may be told in
-        every round of a loop; of a note the first 240 bytes are kept. None leaves what was told before. Not for the
-        callbacks, for which nothing is told. Raises ValueError where ``fraction`` is no number or ``note`` no text.
+        ``ganger jobs show`` and on other hosts, with an estimated end. It costs a microsecond or two, so it may be told
+        in every round of a loop; of a note the first 240 bytes are kept. None leaves what was told before. Told by
+        callbacks, or by what goes on when its run is over, it has no effect. Raises ValueError where ``fraction`` is no
+        number or ``note`` no text.
         """
         if self._reports is not None:
             self._reports.progress(fraction, note)
+
+    def save_checkpoint(self, data: Any, *, wait: bool = False) -> None:
+        """Keep ``data`` (JSON) with the job: the next run, wherever that is, finds it in ``job.checkpoint``.
+
+        So a job that is interrupted, killed, lost or tried again goes on from there. With ``wait`` it returns when the
+        data is in the database, however long that is away; else it is written soon (within about a second; of several
+        the newest), in any case with what becomes of this run. Of a run that is not the job's any more nothing is
+        written: with ``wait`` that raises CheckpointRefused.
+
+        For the handler itself, in any of its threads; not for processes that it starts. Large things belong into files,
+        and their names into the checkpoint: ``--max-checkpoint`` (1 MiB) is the limit. Raises ValueError for what JSON
+        or PostgreSQL cannot hold, with the place in ``data``, and RuntimeError where it cannot be used.
+        """
+        if self._reports is None:
+            raise RuntimeError("save_checkpoint is for a handler that a supervisor runs, and this job has none.")
+        self._reports.save(data, wait=wait)
 
     def uninterruptible(self) -> AbstractContextManager[None]:
         """``with job.uninterruptible():`` is a section that a shutdown waits for; its interrupt comes at the end.
@@ -83,6 +108,7 @@ class Job:
         payload: Any,
         interrupt: Interrupt | None = None,
         reports: Reports | None = None,
+        checkpoint: str | None = None,
     ) -> Job:
         """Make it from the fields of a message."""
         return cls(
@@ -98,6 +124,7 @@ class Job:
             shutdown=limits.get("shutdown") or "wait",
             _interrupt=interrupt,
             _reports=reports,
+            _checkpoint=checkpoint,
         )
 
 

@@ -24,6 +24,7 @@ class Options:
     failed_job: str | None = None
     start_method: str = "fork"  # "spawn": an interpreter of its own for each child
     max_result: int = 1 << 20
+    max_checkpoint: int = 1 << 20
     callback_timeout: float = 30.0
     recycle_after: float = 1.0  # work after which a child gets no other job
     stall_after: float | None = None  # seconds without CPU use and progress until a run has stalled

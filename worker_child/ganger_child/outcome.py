@@ -119,38 +119,42 @@ def encode(value: Any, limit: int) -> bytes | None:
 
     Raises BadResult with the path to what JSON or PostgreSQL cannot hold, or where it is over ``limit`` bytes.
     """
-    if value is None:
-        return None
+    return None if value is None else to_json(value, limit, "result", BadResult)
+
+
+def to_json(value: Any, limit: int, name: str, refusal: type[Exception] = ValueError) -> bytes:
+    """Encode a value of the user's, called ``name``, as JSON. What JSON or PostgreSQL cannot hold, or what is over
+    ``limit`` bytes, raises a refusal that tells the place in the value."""
     try:
-        text = _dumped(value)
+        text = _dumped(value, name)
         encoded = text.encode() if len(text) <= limit else None  # there are at least as many bytes as characters
     except BaseException as error:  # also what methods of the value raise
-        complaint = guarded(lambda: _complaint_within(value), "") or f"result: {_message(error)}"
-        raise BadResult(f"the result cannot be stored: {bounded(complaint, _COMPLAINT_LIMIT)}") from error
+        complaint = guarded(lambda: _complaint_within(value, name), "") or f"{name}: {_message(error)}"
+        raise refusal(f"the {name} cannot be stored: {bounded(complaint, _COMPLAINT_LIMIT)}") from error
     if encoded is None or len(encoded) > limit:
         size = f"over {len(text)}" if encoded is None else len(encoded)
-        raise BadResult(f"the result is too large: it has {size} bytes of JSON, {limit} are allowed")
+        raise refusal(f"the {name} is too large: it has {size} bytes of JSON, {limit} are allowed")
     if b"\\u0000" in encoded:  # a NUL, or a backslash before "u0000"
-        complaint = _complaint_within(value)
+        complaint = _complaint_within(value, name)
         if complaint:
-            raise BadResult(f"the result cannot be stored: {bounded(complaint, _COMPLAINT_LIMIT)}")
+            raise refusal(f"the {name} cannot be stored: {bounded(complaint, _COMPLAINT_LIMIT)}")
     return encoded
 
 
-def _dumped(value: Any) -> str:
+def _dumped(value: Any, name: str) -> str:
     """JSON with sorted keys, which costs little and shows those of two types: 1 and "1" would be one key in JSON."""
     try:
         return dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     except TypeError:
-        complaint = _complaint_within(value)
+        complaint = _complaint_within(value, name)
         if complaint:
             raise
         return dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
-def _complaint_within(value: Any) -> str:
+def _complaint_within(value: Any, name: str) -> str:
     """Say what JSON or PostgreSQL cannot hold, with its path: the first such part, in the order of writing."""
-    stack = [("result", value, 0)]
+    stack = [(name, value, 0)]
     while stack:
         path, part, depth = stack.pop()
         complaint = _complaint(part)

@@ -43,6 +43,7 @@ GROUPS: Final = {
         "unknown_job_type",
         "max_payload",
         "max_result",
+        "max_checkpoint",
     ),
     "processes": ("start_method", "recycle_after", "boot_timeout", "nice", "cpu_affinity", "keep_environ"),
     "database": ("database_url", "schema", "poll_interval", "lease", "database_wait", "store_timeout"),

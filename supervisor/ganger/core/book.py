@@ -43,6 +43,7 @@ class Book:
     owed: dict[UUID, Owed] = field(default_factory=dict)  # by run_id
     unsent: list[m.Outcome] = field(default_factory=list)  # those of them that are not on their way yet
     unsent_since: float | None = None
+    saving: dict[UUID, int] = field(default_factory=dict)  # run_id -> number of its newest checkpoint, not stored yet
     settled: dict[UUID, float] = field(default_factory=dict)  # run_id -> when it was stored (boot)
     claim: m.Claim | None = None  # the one in flight
     asked_at: float = 0.0  # when it was sent (mono)
@@ -236,6 +237,17 @@ class Book:
             self.out(m.Emit(*owed.news))
         if isinstance(owed.outcome, m.Retry | m.Release):
             self.hurry(now)
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+
+    def save(self, job: m.Job, event: m.CheckpointGiven) -> None:
+        """Send it at once: what the run comes to is sent later and must find it there."""
+        self.saving[job.run_id] = event.number
+        self.out(m.SaveCheckpoint(job.job_id, job.run_id, event.number, event.data, event.wait))
+
+    def saved(self, event: m.CheckpointStored) -> None:
+        if self.saving.get(event.run_id, 0) <= event.number:
+            self.saving.pop(event.run_id, None)
 
     # ---- the database as a whole ---------------------------------------------------------------------------------
 

@@ -121,14 +121,16 @@ class Run:
 
 
 def progress(run: Run, done: float | None, note: str, now: float) -> Progress:
-    """Take in what the handler tells. It began with nothing, unless it says later that less is done than before: then
-    it has begun something anew, and what is left is told by its speed from there on."""
+    """Take in what the handler tells. It began with nothing when it was started; but where it goes on from a
+    checkpoint, or says that less is done than before, its speed is that from here on."""
     before = run.progress
-    first, since = (0.0, run.since if run.started is None else run.started)
-    if before is not None:
+    anew = run.job.checkpoint is not None if before is None or before.done is None else (done or 0.0) < before.done
+    if anew:
+        first, since = done or 0.0, now
+    elif before is None:
+        first, since = 0.0, now if run.started is None else run.started
+    else:
         first, since = before.first, before.since
-        if done is not None and before.done is not None and done < before.done:
-            first, since = done, now
     return Progress(done, note, now, first, since)
 
 

@@ -148,8 +148,8 @@ class Machine:
         """After a lost lease, once nothing that ran under it is left."""
         if self.book.former is None or self.book.registering is not None or self.closing_at is not None:
             return
-        if self.pool.has_work or self.book.owed:  # registering releases our former rows: first what was finished
-            return
+        if self.pool.has_work or self.book.owed or self.book.saving:
+            return  # registering releases our former rows: first what was finished, and what is to be kept
         self.commands.append(m.Trust(float("inf")))  # nothing runs: the wardens need not kill
         self.book.register(now)
 
@@ -184,6 +184,15 @@ class Machine:
 
     def _stored(self, event: m.Stored, now: m.Now) -> None:
         self.book.stored(event, now)
+
+    def _checkpoint_given(self, event: m.CheckpointGiven, now: m.Now) -> None:
+        run = self.pool.giver(event)
+        if run is not None:
+            self.book.save(run.job, event)
+
+    def _checkpoint_stored(self, event: m.CheckpointStored, now: m.Now) -> None:
+        self.book.saved(event)
+        self.pool.answer(event)
 
     def _beaten(self, event: m.Beaten, now: m.Now) -> None:
         if event.supervisor_id != self.book.lease.supervisor_id:  # it waited through an outage that cost us the lease
@@ -464,6 +473,8 @@ class Machine:
         m.Claimed: _claimed,
         m.ClaimLost: _claim_lost,
         m.Stored: _stored,
+        m.CheckpointGiven: _checkpoint_given,
+        m.CheckpointStored: _checkpoint_stored,
         m.Beaten: _beaten,
         m.Looked: _looked,
         m.Swept: _swept,

@@ -56,6 +56,7 @@ class Job:
     shutdown: str | None = None
     fresh: bool = False  # a crash in a reused child sent it back: only a child that ran nothing may run it
     cancel: bool = False  # a cancel order was there when it was claimed
+    checkpoint: bytes | None = None  # JSON text that an earlier run has saved, never decoded here
 
 
 @message
@@ -182,6 +183,18 @@ class ProgressTold:
     nonce: int
     done: float | None
     note: str
+
+
+@message
+class CheckpointGiven:
+    """The handler gives something to keep. A later one has a greater ``number``. ``wait``: it waits for the answer."""
+
+    slot: str
+    child: int
+    nonce: int
+    number: int
+    data: bytes  # JSON text
+    wait: bool
 
 
 @message
@@ -407,6 +420,16 @@ class Stored:
 
 
 @message
+class CheckpointStored:
+    """A run's checkpoints up to this number need not be stored any more: the newest of them is, or else ``error`` says
+    why it is not (the row is not this run's any more, say)."""
+
+    run_id: UUID
+    number: int
+    error: str | None = None
+
+
+@message
 class HeldRow:
     """A row that the database thinks we are running."""
 
@@ -579,6 +602,17 @@ class SendCallbacks:
 
 
 @message
+class SendAnswer:
+    """What became of the run's checkpoints up to this number: stored, or (``error``) not."""
+
+    slot: str
+    child: int
+    nonce: int
+    number: int
+    error: str | None
+
+
+@message
 class Watch:
     """The run has lasted long enough to be worth watching: title, memory, computing or blocked."""
 
@@ -705,6 +739,18 @@ class Claim:
 
 
 @message
+class SaveCheckpoint:
+    """Keep this with the run's row, if that is still its own: soon, or (``wait``) at once; in any case before an
+    outcome of the run that is commanded later. A newer one of the same run stands for it."""
+
+    job_id: UUID
+    run_id: UUID
+    number: int
+    data: bytes
+    wait: bool
+
+
+@message
 class Archive:
     """The job is over."""
 
@@ -827,6 +873,7 @@ GangEvent = (
     | RunSpared
     | RunRevoked
     | ProgressTold
+    | CheckpointGiven
     | Verdict
     | MemoryHeld
     | Stalled
@@ -838,6 +885,7 @@ DatabaseEvent = (
     Registered
     | Claimed
     | ClaimLost
+    | CheckpointStored
     | Stored
     | Beaten
     | Looked
@@ -861,6 +909,7 @@ GangCommand = (
     | SendJob
     | SendPostmortem
     | SendCallbacks
+    | SendAnswer
     | Watch
     | TakeStack
     | Interrupt
@@ -874,5 +923,7 @@ GangCommand = (
     | Trust
 )
 Outcome = Archive | Retry | Release
-DatabaseCommand = Register | Claim | Archive | Retry | Release | Beat | Look | Sweep | SayIdle | Deregister
+DatabaseCommand = (
+    Register | Claim | SaveCheckpoint | Archive | Retry | Release | Beat | Look | Sweep | SayIdle | Deregister
+)
 Command = GangCommand | DatabaseCommand | Emit | TitleChanged | PollingError | Finish

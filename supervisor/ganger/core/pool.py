@@ -24,6 +24,7 @@ from ganger.core.slot import Slot, State
 _OfRun = (
     m.JobStarted
     | m.ProgressTold
+    | m.CheckpointGiven
     | m.JobReturned
     | m.StrategyAsked
     | m.JobRaised
@@ -158,6 +159,17 @@ class Pool(Endings):
         run = slot.run
         if run is not None and run.phase is RunPhase.RUNNING and run.reason is None:
             self.out(m.Interrupt(slot.name, slot.child, run.nonce, "shutdown", signal=False))
+
+    def giver(self, event: m.CheckpointGiven) -> Run | None:
+        """The run whose handler gives a checkpoint, if it is still ours."""
+        _, run = self._run_of(event)
+        return run if run is not None and run.phase is RunPhase.RUNNING and run.reason != FENCED else None
+
+    def answer(self, event: m.CheckpointStored) -> None:
+        """Tell the handler, if it still runs."""
+        for slot, run in self.runs:
+            if run.job.run_id == event.run_id and run.phase is RunPhase.RUNNING:
+                self.out(m.SendAnswer(slot.name, slot.child, run.nonce, event.number, event.error))
 
     def close(self) -> None:
         """Nothing runs any more: let the wardens go, with the idle children."""

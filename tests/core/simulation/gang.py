@@ -296,6 +296,7 @@ class Gang:
             child.behaviour = behaviour = self.owner.behaviour()
             self.observer.started(command.job.run_id)
             self.post(m.JobStarted(command.slot, command.child, command.nonce))
+            self._saves(warden, child, command.nonce, 1)
             if command.limits.timeout is not None:
                 limit = command.limits.timeout + command.limits.grace + SLOW
                 self.at(limit, lambda: self._must_be_gone(warden, child, command.nonce, began))
@@ -308,6 +309,23 @@ class Gang:
         there = child.alive and nonce in (child.nonce, child.left)
         if there and not (warden.delayed or self.owner.held_up(began)):
             raise Violation(f"run {nonce}, or what it has started, lives on after its limit")
+
+    def _saves(self, warden: Warden, child: Child, nonce: int, number: int) -> None:
+        """Some handlers give checkpoints, the last of them perhaps just before they end."""
+        if not child.alive or child.dying or child.nonce != nonce or child.job is None:
+            return
+        if number > 1 or self.aside.random() < 0.5:
+            self.observer.runs[child.job.run_id].given = number
+            self.post(
+                m.CheckpointGiven(warden.slot, child.number, nonce, number, b"%d" % number, self.aside.random() < 0.5)
+            )
+        if self.aside.random() < 0.7:
+            self.at(self.aside.choice([0.0, 0.5, 3.0]), lambda: self._saves(warden, child, nonce, number + 1))
+
+    def _sendanswer(self, command: m.SendAnswer) -> None:
+        there = self._child(command)
+        if there is not None and there[1].nonce == command.nonce and there[1].job is not None:
+            self.observer.answered(there[1].job.run_id, command)
 
     def _goes_on(self, warden: Warden, child: Child) -> None:
         """With what it was sent ahead, or it waits."""

@@ -47,6 +47,7 @@ class Owner(Protocol):
     def chance(self, probability: float) -> bool: ...
     def boot(self) -> float: ...
     def excused(self) -> bool: ...
+    def in_order(self) -> bool: ...
     def vacant(self, supervisor_id: int) -> bool: ...
     def new_id(self) -> UUID: ...
     def names(self, supervisor_id: int) -> None: ...
@@ -54,7 +55,7 @@ class Owner(Protocol):
 
 # What the thread that stores does first; what the one that renews the lease does.
 OUTCOMES = (m.Archive, m.Retry, m.Release)
-STORE = (*OUTCOMES, m.Sweep, m.Claim, m.SayIdle, m.Deregister)
+STORE = (m.SaveCheckpoint, *OUTCOMES, m.Sweep, m.Claim, m.SayIdle, m.Deregister)
 LEASE = (m.Register, m.Beat, m.Look)
 NEWEST = (m.Beat, m.Look, m.SayIdle)  # an older one that is still waiting is not worth sending
 
@@ -72,6 +73,10 @@ class Thread:
             waiting = self.orders[1:] if self.at_work else list(self.orders)
             for old in waiting:
                 if type(old.command) is type(order.command):
+                    self.orders.remove(old)
+        if isinstance(order.command, m.SaveCheckpoint):
+            for old in self.orders[1:] if self.at_work else list(self.orders):
+                if isinstance(old.command, m.SaveCheckpoint) and old.command.run_id == order.command.run_id:
                     self.orders.remove(old)
         self.orders.append(order)
         self.go()
@@ -221,6 +226,15 @@ class Link:
             left = any(row.state != SCHEDULED or row.starts or row.due <= now for row in queue.rows.values())
             due = None if due is None else due - now
             return m.Claimed(claim.claim_id, tuple(jobs), tuple(lanes), tuple(more), due, 1, left)
+
+        return act
+
+    def _savecheckpoint(self, command: m.SaveCheckpoint, order: Order) -> Callable[[float], m.Event]:
+        def act(sent: float) -> m.Event:
+            if self.queue.save_checkpoint(command.job_id, command.run_id, command.data):
+                self.owner.observer.written(command)
+                return m.CheckpointStored(command.run_id, command.number)
+            return m.CheckpointStored(command.run_id, command.number, "it is not this run's")
 
         return act
 

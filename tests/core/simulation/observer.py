@@ -31,6 +31,9 @@ class Owner(Protocol):
     def excused(self) -> bool:
         """Whether its host may run a handler longer than the lease allows."""
 
+    def in_order(self) -> bool:
+        """Whether what it sends to the database arrives in the order of sending."""
+
 
 @dataclass(slots=True)
 class Seen:
@@ -38,6 +41,7 @@ class Seen:
 
     job_id: UUID
     owner: Owner
+    in_order: bool  # what its supervisor sends to the database arrives in the order of sending
     told: bool = False  # its supervisor heard of it
     sent: bool = False  # to a child
     started: bool = False
@@ -52,6 +56,9 @@ class Seen:
     fenced: bool = False  # and it was not over
     outcome: m.Outcome | None = None  # what the core decided
     loss: bool = False  # its row counted a loss
+    given: int = 0  # number of the checkpoint that its handler gave last
+    passed: int = 0  # and of the one that the core passed on last
+    saved: int = 0  # and of the one that was written last
 
 
 class Observer:
@@ -65,7 +72,7 @@ class Observer:
 
     def claimed(self, row: Row, owner: Owner) -> None:
         assert row.run_id is not None
-        self.runs[row.run_id] = Seen(row.job_id, owner)
+        self.runs[row.run_id] = Seen(row.job_id, owner, owner.in_order())
 
     def left(self, row: Row, lost: bool) -> None:
         """A run loses its row: settled, given back, swept or cancelled."""
@@ -74,6 +81,8 @@ class Observer:
         if run.alive and not run.owner.excused():
             raise Violation(f"run {row.run_id} lost its row while its handler was still running")
         run.loss = lost
+        if run.outcome is not None and not lost and run.in_order and run.saved < run.passed:
+            raise Violation("an outcome was stored before the run's last checkpoint")
 
     # ---- the processes -----------------------------------------------------------------------------------------------
 
@@ -94,6 +103,21 @@ class Observer:
 
     # ---- the core ----------------------------------------------------------------------------------------------------
 
+    def passed_on(self, order: m.SaveCheckpoint) -> None:
+        run = self.runs[order.run_id]
+        if run.outcome is not None:
+            raise Violation("a checkpoint was passed on after the outcome of its run")
+        if order.job_id != run.job_id or not run.passed < order.number <= run.given:
+            raise Violation(f"checkpoint {order.number} of run {order.run_id} was passed on, {run.given} is its newest")
+        run.passed = order.number
+
+    def written(self, order: m.SaveCheckpoint) -> None:
+        self.runs[order.run_id].saved = order.number
+
+    def answered(self, run_id: UUID, answer: m.SendAnswer) -> None:
+        if answer.error is None and answer.number > self.runs[run_id].saved:
+            raise Violation("a handler was told that its checkpoint is stored, and it is not")
+
     def decided(self, outcome: m.Outcome, nobody_to_ask: bool) -> None:
         run = self.runs[outcome.run_id]
         if run.outcome is not None:
@@ -103,6 +127,9 @@ class Observer:
         if run.alive:
             raise Violation(f"run {outcome.run_id} was settled while its handler was still running")
         run.outcome = outcome
+        unbegun = isinstance(outcome, m.Release) and outcome.reason in ("blame", "never-started")
+        if run.passed < run.given and not unbegun:
+            raise Violation("a run was settled, and its last checkpoint not passed on")
         if isinstance(outcome, m.Archive):
             self._archives(run, outcome, nobody_to_ask)
         elif isinstance(outcome, m.Retry):

@@ -134,6 +134,8 @@ class Supervisor:
                 return
             if isinstance(command, OUTCOMES):
                 self.observer.decided(command, self._nobody_to_ask(command))
+            elif isinstance(command, m.SaveCheckpoint):
+                self.observer.passed_on(command)
             elif isinstance(command, m.Deregister):
                 self._may_deregister(command)
             if isinstance(command, GANG):
@@ -204,6 +206,9 @@ class Supervisor:
 
     def new_id(self) -> UUID:
         return self.world.new_id()
+
+    def in_order(self) -> bool:
+        return not self.link.disorder
 
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
