@@ -812,7 +812,10 @@ class Gang:
             word["clean"] is True,
             _number(word["worked_s"]),
         )
-        self._drain(warden, child)
+        if word["unread"] is True:
+            self._drain(warden, child)
+        else:  # it is all here, and what is in the pipe by now is of the next run
+            self._end_line(warden, child)
         self._keep_output(warden, child)
         begun = _whole(word.get("begun", 0))
         if begun:
@@ -885,6 +888,9 @@ class Gang:
     def _drain(self, warden: _Warden, child: _Child) -> None:
         """Read all that is there, so that it comes before the event that follows."""
         self._read(warden, child, PIPE_HOLDS)
+        self._end_line(warden, child)
+
+    def _end_line(self, warden: _Warden, child: _Child) -> None:
         if child.partial:
             self._print(warden, child, child.partial)
             child.partial = b""

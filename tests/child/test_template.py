@@ -382,6 +382,7 @@ def test_a_supervisor_that_adopts_kills_what_nobody_else_can(tmp_path: Path, coo
         assert process.stdout is not None
         assert process.stdout.readline() == b"TemplateExited\n"
         os.kill(warden, signal.SIGKILL)
+        assert process.stdout.readline() == b"OutputKept\n"
         assert process.stdout.readline() == b"WardenExited\n"
         wait_until(lambda: not tree(process.pid), 6, "everything below the supervisor to be gone")
         assert alive(process.pid)

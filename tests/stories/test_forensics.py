@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Ganger
+from tests.processes import wait_until
 from tests.stories.stage import Stage
 
 PRINTING = """
@@ -50,7 +51,7 @@ def test_the_last_output_is_kept_with_each_attempt_however_it_ends(
     """What a job printed last stands with its attempt, in the archive and in its history, also where it was killed or
     printed what no database can hold; one that printed nothing has nothing there."""
     stage.handlers(PRINTING)
-    stage.run("--concurrency", "2", "--recycle-after", "0")
+    stage.run("--concurrency", "2")
     silent, well, again, odd, shot, flood = (
         stage.enqueue(name, 2) for name in ("silent", "well", "again", "odd", "shot", "flood")
     )
@@ -127,3 +128,23 @@ def test_where_a_job_was_when_its_limit_passed_is_kept_with_the_attempt(
     assert code == 0
     assert "    stack\n      Main thread (most recent call first):\n" in out
     assert "in here_it_computes_in_c" in out
+
+
+def test_short_jobs_that_print_are_told_apart(stage: Stage) -> None:
+    """Jobs of a millisecond follow one another in a child, sent ahead; each has its own lines, a silent one none."""
+    stage.handlers("""
+        handlers = Handlers()
+
+        @handlers.job("say")
+        def say(job):
+            if job.payload % 3:
+                print("line", job.payload, end="")
+    """)
+    supervisor = stage.run("--concurrency", "1")
+    ids = [stage.enqueue("say", number) for number in range(300)]
+    stage.archived(ids[-1], 60)
+    for number, job_id in enumerate(ids):
+        assert stage.archived(job_id)["output"] == (f"line {number}" if number % 3 else None)
+    said = [(str(job_id), f"line {number}") for number, job_id in enumerate(ids) if number % 3]
+    wait_until(lambda: len(supervisor.output) == len(said), 10, supervisor.story)
+    assert sorted(supervisor.output) == sorted(said)

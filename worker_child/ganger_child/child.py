@@ -21,9 +21,11 @@ from _thread import start_new_thread
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from os import O_CLOEXEC, O_WRONLY, _exit, close, dup2, fstat, getpid, write
+from fcntl import ioctl
+from os import O_CLOEXEC, O_WRONLY, _exit, close, dup, dup2, fstat, getpid, write
 from os import open as os_open
 from socket import socket
+from termios import FIONREAD
 from time import monotonic, sleep
 from traceback import print_exc
 from typing import Any, Final, NamedTuple, NoReturn
@@ -49,6 +51,9 @@ from ganger_child.stacks import Answering
 from ganger_child.wire import Channel, Message, Received
 
 _RETIRE_BOUND: Final = 5.0  # seconds to flush and close
+_READ_BOUND: Final = 0.1  # seconds that a report waits for what was printed to be read
+_READ_PAUSE: Final = 0.0002
+_NOTHING: Final = bytes(4)  # bytes to read, as the kernel tells it
 _SMALL: Final = 16 * 1024  # bytes per text of an error that travels beside another one
 _LEAST_RECURSION: Final = 1000
 _PERSISTENCE: Final = 1000  # tries against signal handlers of a job that raise
@@ -119,6 +124,7 @@ class Child:
         self._slot = slot
         self._pid = getpid()
         self._socket = _identity(channel.fileno())
+        self._output = guard.move_fd_high(dup(1))  # what is printed goes through this, whatever becomes of our own
         self._signals = Signals()
         self._coroutines = Coroutines()
         self._meter = _Meter()
@@ -413,7 +419,25 @@ class Child:
         (body, fields), self._report = self._report, None
         if begun == NOBODY:
             titles.show(titles.child(self._slot))
-        self._say("returned", body, **fields, begun=begun)
+        self._say("returned", body, **fields, begun=begun, unread=self._unread())
+
+    def _unread(self) -> bool:
+        """Whether something that was printed is not read yet, after some patience. Who reads it before the report
+        knows whose it is; afterwards it could as well be the next run's."""
+        deadline = 0.0
+        while self._has_printed():
+            now = monotonic()
+            deadline = deadline or now + _READ_BOUND
+            if now >= deadline:
+                return True
+            sleep(_READ_PAUSE)
+        return False
+
+    def _has_printed(self) -> bool:
+        try:
+            return ioctl(self._output, FIONREAD, _NOTHING) != _NOTHING
+        except OSError:  # a job has closed it
+            return True
 
     def _say(self, op: str, body: bytes = b"", **fields: Any) -> None:
         """Send, unless this is a copy of our process, or not our socket any more: then end."""
