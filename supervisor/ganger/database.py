@@ -717,16 +717,19 @@ def find_outcomes(conn: Connection, schema: str, runs: Sequence[tuple[UUID, UUID
 
 
 def _finish(conn: Connection, schema: str, outcomes: Sequence[Archive]) -> set[UUID]:
-    values = {
-        "job_ids": [o.job_id for o in outcomes],
-        "run_ids": [o.run_id for o in outcomes],
-        "statuses": [o.status for o in outcomes],
-        "reasons": [o.reason for o in outcomes],
-        "crashes": [o.crash for o in outcomes],
-        "facts": [_json(o.facts) for o in outcomes],
-        "results": [None if o.result is None else o.result.decode("utf-8", "replace") for o in outcomes],
-    }
-    return {run_id for (run_id,) in _rows(conn, "finish", schema, values)}
+    told = [
+        {
+            "job_id": o.job_id,
+            "run_id": o.run_id,
+            "status": o.status,
+            "reason": o.reason,
+            "crash": o.crash,
+            "facts": o.facts,
+            "result": None if o.result is None else o.result.decode("utf-8", "replace"),
+        }
+        for o in outcomes
+    ]
+    return {run_id for (run_id,) in _rows(conn, "finish", schema, {"outcomes": _json(told)})}
 
 
 def _give_back(conn: Connection, schema: str, outcomes: Sequence[Retry | Release]) -> tuple[set[UUID], set[UUID]]:
@@ -767,7 +770,7 @@ class _Back:
         return _Back(None, refund=1, interrupt=int(outcome.interrupted), fresh=outcome.fresh)
 
 
-def _json(value: Mapping[str, Any]) -> str:
+def _json(value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
     """JSON text that PostgreSQL can hold: NUL and lone surrogates, which it cannot, become U+FFFD."""
     text = json.dumps(value, default=str)
     if "\\u0000" in text or "\\ud" in text:

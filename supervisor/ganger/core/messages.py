@@ -21,7 +21,7 @@ K = TypeVar("K")
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def message(kind: type[K]) -> type[K]:
     """Make a record that nobody changes: mypy sees to it. Frozen at run time, one would cost three times as much."""
-    return dataclass(slots=True)(kind)
+    return dataclass(slots=True, unsafe_hash=True)(kind)
 
 
 class Now(NamedTuple):

@@ -1,32 +1,33 @@
 -- FINISH, batched: the only way out of the queue for a job that ran. Guarantees: only rows whose run is the one named;
--- all or nothing; locked in job_id order, so that two batches never deadlock. A run that is not returned was not ours.
--- A job_id that was used twice (by hand) keeps its later outcome; counters written by hand do not overflow.
+-- all or nothing; locked in job_id order, so that two batches never deadlock, and then deleted. A run that is not
+-- returned was not ours. A job_id that was used twice (by hand) keeps its later outcome; counters written by hand do not
+-- overflow. The outcomes come as one JSON text, which a client makes fastest; in it a result is text of its own.
 WITH done AS (
-  SELECT * FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(statuses)s::text[], %(reasons)s::text[],
-                       %(crashes)s::int[], %(facts)s::jsonb[], %(results)s::jsonb[])
-  AS t(job_id, run_id, status, reason, crash, facts, result)),
+  SELECT job_id, run_id, status, reason, crash, facts, result::jsonb AS result
+  FROM jsonb_to_recordset(%(outcomes)s::jsonb)
+  AS t(job_id uuid, run_id uuid, status text, reason text, crash int, facts jsonb, result text)),
 mine AS MATERIALIZED (
-  SELECT j.job_id, j.run_id FROM :"schema".job AS j JOIN done ON done.job_id = j.job_id AND done.run_id = j.run_id
+  SELECT done.* FROM :"schema".job AS j JOIN done ON done.job_id = j.job_id AND done.run_id = j.run_id
   ORDER BY j.job_id FOR UPDATE OF j),
 gone AS (
-  DELETE FROM :"schema".job AS j USING mine WHERE j.job_id = mine.job_id AND j.run_id = mine.run_id RETURNING j.*)
+  DELETE FROM :"schema".job AS j USING mine WHERE j.job_id = mine.job_id
+  RETURNING j.*, mine.status AS ended_as, mine.reason AS ended_why, mine.crash, mine.facts, mine.result)
 INSERT INTO :"schema".archived_job AS a (
   job_id, queue, job_type, payload, attempts, enqueued_at, process_at, status, finished_at,
   priority, timeout_s, grace_s, memory_bytes, shutdown, unique_key, crashes, losses, interrupts, starts,
   checkpoint, history, run_id, last_run_id, supervisor, host, pid, started_at, reason, ended_by, rung,
   exit_code, term_signal, wall_s, cpu_s, max_rss, error, stack, output, result, enqueued_by)
 SELECT
-  g.job_id, g.queue, g.job_type, g.payload, g.attempts, g.enqueued_at, g.process_at, done.status, now(),
+  g.job_id, g.queue, g.job_type, g.payload, g.attempts, g.enqueued_at, g.process_at, g.ended_as, now(),
   g.priority, g.timeout_s, g.grace_s, g.memory_bytes, g.shutdown, g.unique_key,
-  least(g.crashes, 2147483646) + done.crash, g.losses, g.interrupts, g.starts, g.checkpoint, g.history, g.run_id, g.last_run_id, s.name, coalesce(fact.host, s.host),
+  least(g.crashes, 2147483646) + g.crash, g.losses, g.interrupts, g.starts, g.checkpoint, g.history, g.run_id, g.last_run_id, s.name, coalesce(fact.host, s.host),
   fact.pid, g.started_at,
-  CASE WHEN done.status = 'cancelled' THEN coalesce(done.reason, g.cancel_reason, 'cancelled') ELSE done.reason END,
+  CASE WHEN g.ended_as = 'cancelled' THEN coalesce(g.ended_why, g.cancel_reason, 'cancelled') ELSE g.ended_why END,
   fact.ended_by, fact.rung, fact.exit_code, fact.term_signal, fact.wall_s, fact.cpu_s, fact.max_rss, fact.error,
-  fact.stack, fact.output, done.result, g.enqueued_by
+  fact.stack, fact.output, g.result, g.enqueued_by
 FROM gone AS g
-JOIN done ON done.run_id = g.run_id
 LEFT JOIN :"schema".supervisor AS s ON s.supervisor_id = g.supervisor_id
-CROSS JOIN LATERAL jsonb_to_record(done.facts) AS fact(
+CROSS JOIN LATERAL jsonb_to_record(g.facts) AS fact(
   host text, pid int, ended_by text, rung text, exit_code int, term_signal int, wall_s float8, cpu_s float8,
   max_rss bigint, error jsonb, stack text, output text)
 ON CONFLICT (job_id) DO UPDATE SET
