@@ -162,11 +162,11 @@ def test_the_example_repeats_less_than_a_twentieth(stage: Stage) -> None:
     """Terminated again and again, it ends with the right number and with next to nothing done twice."""
     environ = {**os.environ, "DATABASE_URL": stage.conninfo}
     done = subprocess.run(
-        [sys.executable, "-m", "examples.checkpoints.demo", "--below", "1200000", "--step", "6000", "--stop-after",
+        [sys.executable, "-m", "examples.checkpoints.demo", "--below", "400000", "--step", "2000", "--stop-after",
          "50"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "There are 92938 primes below 1200000." in done.stdout
+    assert "There are 33860 primes below 400000." in done.stdout
     told = re.search(r"stopped (\d+) times. Of 200 steps (\d+) were done twice, which is ([\d.]+)% of", done.stdout)
     assert told is not None, done.stdout
     stops, again, share = int(told[1]), int(told[2]), float(told[3])
