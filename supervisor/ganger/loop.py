@@ -22,7 +22,7 @@ from ganger.core import messages as m
 from ganger.core.machine import Machine
 from ganger.events import Events
 from ganger.gang import Gang, Stack
-from ganger.signals import DUMP
+from ganger.signals import DUMP, RELOAD
 from ganger_child import titles
 
 GANG: Final = get_args(m.GangCommand)
@@ -141,6 +141,8 @@ class Loop:
             for how in asked(time.monotonic()):
                 if how == DUMP:
                     self._dump()
+                elif how == RELOAD:
+                    self.inbox.post(m.Reload())
                 else:
                     self.inbox.post(m.Stop(how))
             self._turn()

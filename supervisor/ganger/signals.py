@@ -17,7 +17,8 @@ AGAIN: Final = 0.5  # seconds: a second SIGINT sooner than this is the same key 
 
 STOPS: Final = {signal.SIGTERM: "graceful", signal.SIGHUP: "graceful", signal.SIGQUIT: "kill"}
 DUMP: Final = "dump"  # no stop, but to tell everything
-TELLS: Final = {signal.SIGUSR1: DUMP}
+RELOAD: Final = "reload"  # nor this: to load the handler module anew
+TELLS: Final = {signal.SIGUSR1: DUMP, signal.SIGUSR2: RELOAD}
 INTERRUPTS: Final = ("graceful", "terminate", "kill")  # the first, second and third SIGINT
 
 

@@ -125,6 +125,64 @@ def test_a_beat_tells_of_the_progress_of_each_run() -> None:
     assert desk.said(m.Beat)[-1].info["progress"] == {}
 
 
+def generations(desk: Desk) -> list[int]:
+    return [command.generation for command in desk.said(m.StartTemplate)]
+
+
+def test_a_reload_gives_new_jobs_to_new_code_and_lets_old_ones_end() -> None:
+    desk = Desk(slots=2)
+    desk.running()
+    desk.hear(m.WardenStarted("default/2", 12))
+    desk.hear(m.Reload())
+    assert generations(desk) == [1, 2]
+    desk.hear(m.Reload())  # while it loads, it may have read the old files
+    assert generations(desk) == [1, 2]
+    desk.hear(m.TemplateReady(2))
+    assert generations(desk) == [1, 2, 3]
+    desk.hear(m.TemplateReady(3))
+    assert [stopped.generation for stopped in desk.said(m.StopTemplate)] == [2], "the first one has a job"
+    assert "default/2" in [stopped.slot for stopped in desk.said(m.StopWarden)]
+    assert SLOT not in [stopped.slot for stopped in desk.said(m.StopWarden)]
+    desk.hear(m.WardenExited("default/2", "exit code 0"))
+    assert desk.said(m.StartWarden)[-1].generation == 3
+    desk.returned()
+    desk.hear(m.ChildExited(SLOT, desk.said(m.SendJob)[-1].child, m.Exit(exit_code=0)))
+    assert [stopped.slot for stopped in desk.said(m.StopWarden)][-1] == SLOT
+    desk.hear(m.WardenExited(SLOT, "exit code 0"))
+    assert [stopped.generation for stopped in desk.said(m.StopTemplate)] == [2, 1]
+    assert desk.events().count("reloaded") == 2
+
+
+@pytest.mark.parametrize("how", ["fails", "exits", "hangs"])
+def test_a_template_that_does_not_load_leaves_the_old_one_in_place(how: str) -> None:
+    desk = Desk(boot_timeout=20.0)
+    desk.running()
+    desk.hear(m.Reload())
+    if how == "fails":
+        desk.hear(m.TemplateFailed(2, "SyntaxError"), m.TemplateExited(2, "exit code 1"))
+    elif how == "exits":
+        desk.hear(m.TemplateExited(2, "signal 11"))
+    else:
+        desk.wait(desk.machine.rules.boot_timeout + 1)
+        desk.hear(m.TemplateReady(2))  # too late
+    assert desk.events().count("boot-failed") == 1
+    desk.wait(30.0)
+    assert generations(desk) == [1, 2]
+    assert not desk.said(m.StopWarden)
+    desk.returned()
+    desk.child_ends(m.Exit(exit_code=0))
+    assert desk.said(m.StartChild)[-1].child > 1, "the old warden goes on"
+    desk.hear(m.TemplateExited(1, "signal 9"))
+    assert generations(desk) == [1, 2, 3], "and if that one is lost, another is started"
+
+
+def test_nothing_is_reloaded_after_shutting_down() -> None:
+    desk = Desk()
+    desk.running()
+    desk.hear(m.Stop(), m.Reload())
+    assert generations(desk) == [1]
+
+
 def given(desk: Desk, number: int, *, wait: bool = False) -> m.CheckpointGiven:
     sent = desk.said(m.SendJob)[-1]
     return m.CheckpointGiven(SLOT, sent.child, sent.nonce, number, b"%d" % number, wait)

@@ -37,6 +37,9 @@ class Machine:
         self.asked: float | None = None  # when it was first asked to stop (mono)
         self.exit_code = 0
         self.template = 0  # generation of the template that was started last
+        self.loaded = 0  # of the one that new wardens come from; 0: there is none
+        self.outdated: set[int] = set()  # of those that have wardens still, at jobs that were begun with them
+        self.reload_wanted = False  # asked for while a template was loading
         self.template_ready = False  # one has been ready
         self.template_limit: float | None = None  # when the present one must be
         self.template_failures = 0
@@ -94,6 +97,10 @@ class Machine:
             error = f"the handler module was not loaded within {self.rules.boot_timeout:g} s"
             self.commands.append(m.StopTemplate(self.template))
             self._template_failed(m.TemplateFailed(self.template, error), now)
+        for generation in sorted(self.outdated):
+            if not self.pool.has_wardens_of(generation):
+                self.outdated.remove(generation)
+                self.commands.append(m.StopTemplate(generation))
         if self.pool.booted_badly is not None:
             self._give_up(2, now)
         if self.phase is not Phase.RUNNING:
@@ -263,29 +270,65 @@ class Machine:
         self.template_limit = now.mono + self.rules.boot_timeout
         self.commands.append(m.StartTemplate(self.template))
 
+    def _reload(self, _: m.Reload, now: m.Now) -> None:
+        """What runs ends on the old code, which stays in place until the new one is loaded."""
+        if self.phase is not Phase.RUNNING:
+            return
+        if self.template_limit is not None:  # it may have read the old files already
+            self.reload_wanted = True
+            return
+        self._emit("reloading")
+        self._start_template(now)
+
+    def _loads(self, generation: int) -> bool:
+        return generation == self.template and self.template_limit is not None
+
     def _template_is_ready(self, event: m.TemplateReady, now: m.Now) -> None:
-        self.template_limit = None
+        if not self._loads(event.generation):
+            return
+        if self.loaded:
+            self.outdated.add(self.loaded)
+            self._emit("reloaded")
+        self.loaded = event.generation
         self.template_ready = True
         self.template_failures = 0
         if event.threads:
             self._emit("template-threads", threads=list(event.threads))
         self.pool.template_ready(event, now)
         self.book.hurry(now)
+        self._is_through(now)
 
     def _template_failed(self, event: m.TemplateFailed, now: m.Now) -> None:
-        if event.generation == self.template and self.template_limit is not None:
-            self._emit("boot-failed", error=event.error)
+        if not self._loads(event.generation):
+            return
+        self._emit("boot-failed", error=event.error)
+        if not self.loaded:
             self._template_gone(now)
+        self._is_through(now)
 
     def _template_exited(self, event: m.TemplateExited, now: m.Now) -> None:
-        if event.generation == self.template and self.template_at is None and self.closing_at is None:
-            self._emit("boot-failed", error=f"the template process ended ({event.how})")
-            self._template_gone(now)
+        if self.closing_at is not None:
+            return
+        error = f"the template process ended ({event.how})"
+        if event.generation == self.loaded:
+            self.loaded = 0
+            self.pool.template_alive = False
+            self._emit("boot-failed", error=error)
+            if self.template_limit is None:
+                self._template_gone(now)
+        else:
+            self._template_failed(m.TemplateFailed(event.generation, error), now)
+
+    def _is_through(self, now: m.Now) -> None:
+        """A template is loaded, or will not be."""
+        self.template_limit = None
+        if self.reload_wanted:
+            self.reload_wanted = False
+            self._reload(m.Reload(), now)
 
     def _template_gone(self, now: m.Now) -> None:
-        """The first one that fails ends the supervisor; a later one is tried again, ever more slowly. Wardens and
-        children of the old one go on: their sockets do not pass through it."""
-        self.template_limit = None
+        """There is none any more. The first one that fails ends the supervisor; a later one is tried again, ever more
+        slowly. Wardens and children of the old one go on: their sockets do not pass through it."""
         self.pool.template_alive = False
         if not self.template_ready:
             self._give_up(2, now)
@@ -390,7 +433,8 @@ class Machine:
         self.finished = True
         assert self.asked is not None
         self._emit("completed-shutdown", wall_s=now.mono - self.asked, unstored=len(self.book.owed))
-        self.commands += [m.StopTemplate(self.template), m.Finish(self.exit_code)]
+        self.commands += [m.StopTemplate(each) for each in sorted({self.template, self.loaded, *self.outdated} - {0})]
+        self.commands.append(m.Finish(self.exit_code))
 
     def _gives_up_at(self) -> float:
         """Until when a database that is away is waited for; for somebody in a hurry no longer than for processes."""
@@ -469,6 +513,7 @@ class Machine:
         m.Tick: _tick,
         m.Stop: _stop,
         m.StopNow: _stop_now,
+        m.Reload: _reload,
         m.Registered: _registered,
         m.Claimed: _claimed,
         m.ClaimLost: _claim_lost,

@@ -532,6 +532,11 @@ class StopNow:
 
 
 @message
+class Reload:
+    """Somebody asks for the handler module to be loaded anew, for what begins from then on."""
+
+
+@message
 class Tick:
     """Time passed; the core's deadline has come."""
 
@@ -898,7 +903,7 @@ DatabaseEvent = (
     | PollFailed
     | Deregistered
 )
-Event = GangEvent | DatabaseEvent | Stop | StopNow | Tick
+Event = GangEvent | DatabaseEvent | Stop | StopNow | Reload | Tick
 
 GangCommand = (
     StartTemplate

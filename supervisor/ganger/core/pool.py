@@ -201,6 +201,9 @@ class Pool(Endings):
         for slot in self.slots.values():
             self._renew_warden(slot)
 
+    def has_wardens_of(self, generation: int) -> bool:
+        return any(slot.generation == generation and slot.state is not State.VACANT for slot in self.slots.values())
+
     def warden_started(self, event: m.WardenStarted, now: m.Now) -> None:
         slot = self.slots[event.slot]
         if slot.state is State.HIRING:

@@ -89,7 +89,7 @@ class Gang:
         self.owner = owner
         self.rng, self.aside, self.observer = owner.rng, owner.aside, owner.observer
         self.post, self.at = owner.post, owner.at
-        self.template: int | None = None
+        self.templates: set[int] = set()
         self.wardens: dict[str, Warden] = {}
         self.trusted_until = FOREVER
 
@@ -110,8 +110,9 @@ class Gang:
         to end what the lease does not allow any more)."""
         warden = self.rng.choice(list(self.wardens.values())) if self.wardens else None
         what = self.rng.choice(["child", "child", "warden", "template", "stop-warden"])
-        if what == "template" and self.template is not None:
-            generation, self.template = self.template, None
+        if what == "template" and self.templates:
+            generation = max(self.templates)
+            self.templates.remove(generation)
             self.post(m.TemplateExited(generation, "signal 9"))
         elif warden is None or not warden.alive:
             return
@@ -129,7 +130,7 @@ class Gang:
 
     def orphaned(self) -> None:
         """The supervisor is gone: its wardens kill what they have, and leave."""
-        self.template = None
+        self.templates.clear()
         for warden in list(self.wardens.values()):
             self.at(self.rng.uniform(0, 0.5), lambda warden=warden: self._warden_dies(warden))  # type: ignore[misc]
 
@@ -140,17 +141,17 @@ class Gang:
             if self.rng.random() < 0.02 and command.generation > 1:
                 self.post(m.TemplateFailed(command.generation, "no such module"))
                 return
-            self.template = command.generation
+            self.templates.add(command.generation)
             self.post(m.TemplateReady(command.generation, {"job": m.TypeFacts()}))
 
         self.soon(ready, 0.3)
 
     def _stoptemplate(self, command: m.StopTemplate) -> None:
-        self.template = None
+        self.templates.discard(command.generation)
 
     def _startwarden(self, command: m.StartWarden) -> None:
         def started() -> None:
-            if self.template is None:
+            if command.generation not in self.templates:
                 self.post(m.WardenExited(command.slot, "no template"))
                 return
             self.wardens[command.slot] = Warden(command.slot)

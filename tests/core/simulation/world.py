@@ -90,6 +90,7 @@ class World:
             ([0, 0, 0, 1], self._sleep),
             ([0, 1, 3], self._disturb),
             ([0, 0, 2], self._cancel),
+            ([0, 0, 0, 2], self._reload),
             ([0, 0, 1, 2], self._kill),
         ):
             for _ in range(rng.choice(most)):
@@ -204,6 +205,11 @@ class World:
             row = self.rng.choice(list(self.queue.rows.values()))
             self.observer.cancelled.add(row.job_id)
             self.queue.cancel(row.job_id, self.rng.choice(["cancelled", "killed"]))
+
+    def _reload(self) -> None:
+        supervisor = self._someone()
+        if supervisor is not None:
+            supervisor.post(m.Reload())
 
     def _kill(self) -> None:
         """SIGKILL to a supervisor; often another one is started in its place."""
