@@ -239,6 +239,23 @@ def test_what_a_viewer_sees_and_is_refused(login: Login, conn: db.Connection) ->
     refused(viewer, "SELECT proletarian.enqueue('t')", "UPDATE proletarian.job SET priority = 1")
 
 
+@pytest.mark.parametrize("role", ["ganger_supervisor", "ganger_viewer"])
+def test_what_monitoring_asks_may_be_asked_by_supervisors_and_viewers(
+    login: Login, conn: db.Connection, other: db.Connection, role: str
+) -> None:
+    """Depth of the queues, dead rows, and how far back somebody's open snapshot reaches, whoever has it."""
+    enqueue(conn, "t")
+    other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    other.execute("SELECT count(*) FROM proletarian.job")
+    for _ in range(3):
+        enqueue(conn, "t")
+    with ours(login(role)) as own:
+        seen = db.backlog(own)
+    assert [(queue.queue, queue.ready) for queue in seen.queues] == [("default", 4)]
+    assert seen.horizon_transactions >= 3
+    assert set(seen.dead_tuples) >= {"job", "archived_job"}
+
+
 def test_a_login_without_rights_is_told_what_to_do(login: Login) -> None:
     with ours(login()) as own, pytest.raises(db.NotAllowed, match=r"ganger install --roles.*GRANT ganger_supervisor"):
         db.check_schema(own)
