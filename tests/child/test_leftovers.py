@@ -16,6 +16,7 @@ def strategy(job, exception):
     return Retry(1)
 
 handlers = Handlers(retry_strategy=strategy)
+kept = []
 
 @handlers.child_start
 def helper():
@@ -42,8 +43,7 @@ def program():
 def ended():
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-
-kept = []
+    kept.append(process)  # else it is waited for when nobody refers to it any more
 
 def exhaust():
     '''Without a descriptor the child cannot look.'''
