@@ -39,19 +39,18 @@ class Ahead(Steps):
         for slot in self.slots.values():
             yield from slot.next
 
-    def wanted(self) -> list[int]:
+    def wanted(self, free: list[int]) -> list[int]:
         """How many jobs to claim, by lane: for free slots, and ahead once half of that is used up."""
-        free, slots, waiting = ([0] * len(self.rules.lanes) for _ in range(3))
-        for slot in self.slots.values():
-            slots[slot.lane] += 1
-            free[slot.lane] += slot.free
-            waiting[slot.lane] += len(slot.next)
+        if not self.rules.recycle_after:
+            return free
+        wanted = free.copy()
         for lane, backlog in enumerate(self.backlog):
-            ahead = self.paces[lane].ahead(slots[lane]) if self.rules.recycle_after else 0
-            waiting[lane] += len(backlog)
-            if 2 * waiting[lane] <= ahead or free[lane]:
-                free[lane] += max(0, ahead - waiting[lane])
-        return free
+            ahead = self.paces[lane].ahead(self.rules.lanes[lane].slots)
+            if ahead:
+                waiting = len(backlog) + sum(len(slot.next) for slot in self.slots.values() if slot.lane == lane)
+                if 2 * waiting <= ahead or free[lane]:
+                    wanted[lane] += max(0, ahead - waiting)
+        return wanted
 
     def pressed(self) -> bool:
         """Whether every slot is at a short job and has another waiting: then outcomes may be gathered for a moment."""

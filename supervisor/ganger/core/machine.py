@@ -121,7 +121,8 @@ class Machine:
 
     def _claimable(self) -> tuple[list[int], list[int]]:
         """Free slots per lane, and how many jobs to claim for it."""
-        free, wanted = self.pool.free(), self.pool.wanted()
+        free = self.pool.free()
+        wanted = self.pool.wanted(free)
         if self.rules.job_limit is not None:
             left = self.rules.job_limit - self.jobs_taken
             wanted = [min(count, max(0, left)) for count in free]
