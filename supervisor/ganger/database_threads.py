@@ -406,6 +406,7 @@ class _Store(_Owner):
     def __init__(self, shared: _Shared) -> None:
         super().__init__(shared)
         self._owed: dict[UUID, _Owed] = {}  # by run_id, in the order they came
+        self._given: dict[UUID, SaveCheckpoint] = {}  # checkpoints that came since the last look
         self._checkpoints: dict[UUID, SaveCheckpoint] = {}  # the newest of each run
         self._written: dict[UUID, float] = {}  # when (monotonic) a checkpoint of a run was written, a moment ago
         self._claims: list[_Order] = []
@@ -413,15 +414,25 @@ class _Store(_Owner):
         self._idle: dict[tuple[str, ...], SayIdle] = {}
         self._deregister: Deregister | None = None
 
+    def hand(self, commands: Sequence[DatabaseCommand]) -> None:
+        """A checkpoint stands for the older ones of its run at once: a statement may take long, and they are large."""
+        given = [command for command in commands if isinstance(command, SaveCheckpoint)]
+        if given:
+            with self._lock:
+                for checkpoint in given:
+                    _put(self._given, checkpoint)
+            self._ring()
+        super().hand([command for command in commands if not isinstance(command, SaveCheckpoint)])
+
     def take(self, orders: Sequence[_Order]) -> None:
+        with self._lock:  # after the orders were taken: what was given before an outcome is not left behind it
+            given, self._given = self._given, {}
+        for checkpoint in given.values():
+            _put(self._checkpoints, checkpoint)
         for order in orders:
             match order.command:
                 case Archive() | Retry() | Release() as outcome:
                     self._owed[outcome.run_id] = _Owed(outcome, late=self.shared.outage.on)
-                case SaveCheckpoint() as checkpoint:
-                    older = self._checkpoints.get(checkpoint.run_id)
-                    awaited = checkpoint.wait or (older is not None and older.wait)
-                    self._checkpoints[checkpoint.run_id] = replace(checkpoint, wait=awaited)
                 case Claim():
                     self._claims.append(order)
                 case Sweep() as sweep:
@@ -577,6 +588,12 @@ class _Store(_Owner):
                 if order.seconds > 0:
                     self.post(IdleSaid(horizon))
             del self._idle[order.queues]
+
+
+def _put(among: dict[UUID, SaveCheckpoint], newest: SaveCheckpoint) -> None:
+    """In place of an older one, whose waiting handler waits for this one now."""
+    older = among.get(newest.run_id)
+    among[newest.run_id] = replace(newest, wait=newest.wait or (older is not None and older.wait))
 
 
 def _write(conn: Connection, schema: str, batch: Sequence[Outcome]) -> dict[UUID, str]:

@@ -8,6 +8,7 @@ import socket
 import tempfile
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -341,6 +342,24 @@ def test_the_newest_checkpoint_is_written_and_before_the_outcome(own: Running, c
     assert [event.number for event in own.told.of(m.CheckpointStored)][1:] in ([3, 5, 6], [3, 4, 5, 6])
     (again,) = own.claim(supervisor_id).jobs
     assert again.checkpoint == b"[6]"
+
+
+def test_checkpoints_that_wait_behind_a_statement_take_the_memory_of_one(own: Running, conn: db.Connection) -> None:
+    supervisor_id = own.register()
+    enqueue(conn, "t")
+    (job,) = own.claim(supervisor_id).jobs
+    tracemalloc.start()
+    try:
+        with conn.transaction():
+            conn.execute("LOCK TABLE proletarian.job")
+            own.do(save(job, 1))
+            for number in range(2, 100):
+                own.do(save(job, number, b'"' + b"x" * (1 << 20) + b'"'))
+            held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 20 << 20
+    own.wait(m.CheckpointStored, where=lambda event: event.number == 99)
 
 
 def test_a_checkpoint_of_another_run_or_of_no_json_is_refused(own: Running, conn: db.Connection) -> None:

@@ -158,6 +158,7 @@ def test_progress_is_seen_from_anywhere(stage: Stage, ganger: Ganger, monkeypatc
     assert supervisor.stop(signal.SIGQUIT) == 0
 
 
+@pytest.mark.slow
 def test_the_example_repeats_less_than_a_twentieth(stage: Stage) -> None:
     """Terminated again and again, it ends with the right number and with next to nothing done twice."""
     environ = {**os.environ, "DATABASE_URL": stage.conninfo}
