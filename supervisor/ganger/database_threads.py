@@ -498,9 +498,9 @@ class _Store(_Owner):
             if _again(partial(database.save_checkpoint, conn, self.schema, order)):
                 return None
         except (psycopg.Error, UnicodeError) as error:
-            if not database.bad_data(error):
-                raise
-            return f"data cannot be stored: {_sentence(error)}"
+            if database.bad_data(error):
+                return f"data cannot be stored: {_sentence(error)}"
+            raise
         return "this run is not the job's any more: it was lost, or taken for lost, and nothing was written"
 
     # ---- outcomes --------------------------------------------------------------------------------------------------
