@@ -77,6 +77,9 @@ def test_top_shows_runs_and_takes_orders(stage: Stage) -> None:
     with Terminal("-m", "ganger", "top", environ={"DATABASE_URL": stage.conninfo}) as terminal:
         terminal.expect("never", 40)  # the database has answered
         terminal.press("j" * (1 + list(runs(seen)).index(waiting.hex[-8:])))
+        terminal.press("s")
+        terminal.expect(f"STACKS of {waiting}")
+        terminal.expect("  wait:[0-9]+  /")
         terminal.press("c")
         terminal.expect(f"Cancel wait {waiting}\\? y/n")
         terminal.press("y")

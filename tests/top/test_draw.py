@@ -115,3 +115,15 @@ def test_a_database_that_is_away_is_told_in_the_first_line() -> None:
     lines = shown(view(error="connection refused " * 20), 80, 24)
     assert "database: connection refused" in lines[0]
     assert shown(view(), 80, 24, footer="Cancel it? y/n")[-1] == "Cancel it? y/n"
+
+
+def test_where_the_chosen_run_was_stands_in_place_of_the_queues() -> None:
+    frame = '  File "/a b/c.py", line 12 in f'
+    stacks = f"Main thread (most recent call first):\n{frame}\n\nThread 0x1:\n" + "  and so on\n" * 50
+    lines = shown(view(), 80, 24, chosen=Chosen("00000001", 1), stacks=stacks)
+    heads = [line.split()[0] for line in lines if line.split()[0].isupper()]
+    assert heads == ["SUPERVISOR", "SLOT", "STACKS", "ENDED"]
+    assert "  f:12  /a b/c.py" in [line.rstrip() for line in lines]
+    assert len(lines) == 24
+    assert any(line.rstrip().endswith(" more") for line in lines)
+    assert not any(line.startswith("STACKS") for line in shown(view(), 80, 24, stacks=stacks)), "none is chosen"

@@ -6,6 +6,7 @@ fit is cut, never wrapped. Nothing is read here, and no time is asked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -20,7 +21,7 @@ from ganger.formats import age, lasting, size
 from ganger.top.model import Ended, Process, Queue, Slot, Supervisor, View
 
 WIDE: Final = 120  # columns from which on there is room for more
-KEYS: Final = "↑↓ select  enter tree  c cancel  K kill  r retry  p pause queue  q quit"
+KEYS: Final = "↑↓ select  enter tree  s stacks  c cancel  K kill  r retry  p pause  q quit"
 HEAD: Final = "bold reverse"
 PHASES: Final = {"running": "green", "draining": "yellow", "terminating": "red"}
 STATUSES: Final = {"success": "green", "failure": "red", "cancelled": "yellow"}
@@ -41,7 +42,8 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What is drawn beside the view. ``footer``: what is asked or told, in place of the keys."""
+    """What is drawn beside the view. ``footer``: what is asked or told, in place of the keys; ``stacks``: where the
+    chosen run was when it was asked, in place of the queues."""
 
     width: int
     height: int
@@ -49,6 +51,7 @@ class Screen:
     chosen: Chosen | None = None
     tree: bool = False
     footer: str = ""
+    stacks: str = ""
 
 
 class Lines:
@@ -80,6 +83,8 @@ def draw(view: View, screen: Screen) -> list[Text]:
     """``screen.height`` lines at most."""
     chosen = next((row for row in selectable(view) if Chosen.of(row) == screen.chosen), None)
     tree = _tree(chosen) if screen.tree and isinstance(chosen, Slot) else None
+    if screen.stacks and isinstance(chosen, Slot):
+        tree = _stacks(chosen, screen.stacks)
     sections = [
         _Section(_SUPERVISORS, view.supervisors, 2),
         _Section(_SLOTS, view.slots, 3),
@@ -263,6 +268,15 @@ def _tree(slot: Slot) -> _Section:
         Column(_known(slot), 0, _indented),
     )
     return _Section(columns, slot.processes or (Process(0, 0, "not on this host", None, 0),), 6)
+
+
+_FRAME: Final = re.compile(r'^ *File "(.*)", line (\d+) in (.*)$')
+
+
+def _stacks(slot: Slot, stacks: str) -> _Section:
+    """Functions and lines first: a narrow screen has no room for long paths before them."""
+    lines = [_FRAME.sub(r"  \3:\2  \1", line) for line in stacks.splitlines() if line.strip()]
+    return _Section((Column(f"STACKS of {slot.job_id or slot.short_id}", 0, lambda line: line),), lines, 10)
 
 
 def _known(slot: Slot) -> str:

@@ -23,8 +23,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ganger import jobs
+from ganger import jobs, knock
 from ganger.database import Connection
+from ganger.formats import harmless
 from ganger.top.draw import Chosen, Lines, Screen, draw, selectable
 from ganger.top.model import Ended, Slot, Stored, View, combine
 from ganger.top.processes import Processes
@@ -48,6 +49,7 @@ class Top:
         self.view = self._look()
         self.chosen: Chosen | None = None
         self.tree = False
+        self.stacks: tuple[Chosen, str] | None = None  # of a run that was asked, until another key
         self.asked: tuple[str, Order] | None = None  # a question, and what is done after a yes
         self.said = ""
         self.said_at = 0.0
@@ -95,7 +97,8 @@ class Top:
         if self.asked is not None:
             footer = f"{self.asked[0]} y/n"
         clock = time.strftime("%H:%M:%S")
-        return draw(self.view, Screen(width, height, clock, self.chosen, self.tree, footer))
+        stacks = self.stacks[1] if self.stacks is not None and self.stacks[0] == self.chosen else ""
+        return draw(self.view, Screen(width, height, clock, self.chosen, self.tree, footer, stacks))
 
     # ---- keys --------------------------------------------------------------------------------------------------------
 
@@ -108,10 +111,13 @@ class Top:
                 self.reader.order(order)
             return None
         act = KEYS.get(key, key)
+        self.stacks = None
         if act in ("up", "down"):
             self._move(1 if act == "down" else -1)
         elif act == "tree":
             self.tree = not self.tree
+        elif act == "s":
+            self._ask_stacks()
         elif act in _ORDERS:
             self._ask(_ORDERS[act])
         return act if act == "quit" else None
@@ -145,6 +151,28 @@ class Top:
         else:
             assert row.job_id is not None
             self.asked = f"{what.capitalize()} {row.job_type} {row.job_id}?", _order(what, row.job_id)
+
+    def _ask_stacks(self) -> None:
+        """Have the chosen run tell where it is, if its supervisor can be asked from here."""
+        row = self._row()
+        if not isinstance(row, Slot) or row.job_id is None:
+            self.said, self.said_at = "Select a run first, with the arrow keys.", time.monotonic()
+            return
+        chosen, job_id = Chosen.of(row), row.job_id
+
+        def ask(conn: Connection, schema: str) -> str:
+            run = jobs.run_by(conn, schema, job_id)
+            if run is None:
+                return "It has ended."
+            try:
+                words = list(knock.ask(run.incarnation, "stacks", job_id))
+            except knock.NotHere as error:
+                return f"It runs on {run.host}, whose supervisor cannot be asked: {error}."
+            told = next((word["stack"] for word in words if word.get("stack")), "")
+            self.stacks = (chosen, harmless(told)) if told else None
+            return "" if told else "It does not tell where it is."
+
+        self.reader.order(ask)
 
     def _refusal(self, what: str, row: Slot | Ended | None) -> str:
         if row is None:
