@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ganger.signals import AGAIN, Signals
+from ganger.signals import AGAIN, DUMP, Signals
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -22,6 +22,7 @@ def signals() -> Iterator[Signals]:
 def asked(signals: Signals, *numbers: signal.Signals, now: float = 0.0) -> list[str]:
     for number in numbers:
         signal.raise_signal(number)
+    signals.hear()
     return signals.asked(now)
 
 
@@ -62,6 +63,7 @@ def test_a_wait_ends_with_a_signal_and_the_signal_still_counts(signals: Signals)
     assert signals.wait(60)
     assert time.monotonic() - began < 30
     assert signals.wait(0), "it is asked for until somebody has taken it"
+    signals.hear()
     assert signals.asked(0.0) == ["graceful"]
     assert not signals.wait(0.01)
 
@@ -69,6 +71,7 @@ def test_a_wait_ends_with_a_signal_and_the_signal_still_counts(signals: Signals)
 def test_many_signals_block_nobody(signals: Signals) -> None:
     for _ in range(100_000):
         signal.raise_signal(signal.SIGTERM)
+    signals.hear()
     said = signals.asked(0.0)
     assert said
     assert set(said) == {"graceful"}
@@ -104,3 +107,9 @@ def test_a_hangup_that_was_ignored_stays_ignored(ignored_hangup: None) -> None:
         assert asked(signals, signal.SIGHUP) == []
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_who_asks_for_a_dump_does_not_ask_to_stop(signals: Signals) -> None:
+    signal.raise_signal(signal.SIGUSR1)
+    assert not signals.wait(0)
+    assert signals.asked(0.0) == [DUMP]
