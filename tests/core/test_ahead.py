@@ -79,12 +79,28 @@ def test_more_than_a_free_slot_is_claimed_once_jobs_are_short() -> None:
 def test_a_trip_is_what_the_last_ones_took() -> None:
     pace = Pace(trip_s=0.01)
     for _ in range(50):
-        pace.answered(0.02)
+        pace.answered(0.02, 0.0)
     assert pace.trip_s == pytest.approx(0.02, rel=0.01)
     desk = Rush()
     before = desk.machine.pool.paces[0].trip_s
     desk.claim(1)
     assert desk.machine.pool.paces[0].trip_s != before
+
+
+def test_a_slot_needs_more_for_a_job_than_the_job_itself_and_that_counts() -> None:
+    """On a busy machine a job of no length at all may need 2 ms of both slots: then 256 of them would wait too long."""
+    pace = Pace(trip_s=0.02)
+    now = 0.0
+    for _ in range(30):
+        for _ in range(10):
+            pace.ended(0.0001)
+        pace.answered(0.02, now)
+        now += 0.02
+    assert pace.each_s == pytest.approx(0.002)
+    assert pace.ahead(2) == 2 + 20
+    pace.ended(0.0001)
+    pace.answered(0.02, now + 60)  # nothing was there to do: that is no pace
+    assert pace.each_s == pytest.approx(0.002)
 
 
 def test_a_job_that_was_lost_before_waits_nowhere_but_in_its_queue() -> None:

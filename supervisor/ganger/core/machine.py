@@ -175,7 +175,7 @@ class Machine:
         wanted = self.book.claimed(event, now) and self.phase is Phase.RUNNING and self.book.lease.trusted(now.boot)
         if wanted:
             for pace in self.pool.paces:
-                pace.answered(now.mono - self.book.asked_at)
+                pace.answered(now.mono - self.book.asked_at, now.mono)
         for job, lane in zip(event.jobs, event.lanes, strict=True):
             self.jobs_taken += 1
             run = Run(job, 0, m.Limits(None, 0, None, "wait"), now.boot, now.mono)

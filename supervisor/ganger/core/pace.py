@@ -11,7 +11,7 @@ Numbers only; seconds and bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import Final
 
 SHORT: Final = 0.05  # seconds; a lane whose jobs take longer claims nothing ahead
@@ -22,6 +22,8 @@ DEEPEST: Final = 8  # jobs in a child's socket
 DEEP: Final = 0.004  # seconds that they may take together
 SOCKET: Final = 64 << 10  # bytes that their payloads may have together, far below what a socket holds
 LEAST: Final = 0.0003  # seconds that a slot needs for the shortest job, with all that is around it
+TURN: Final = 0.01  # seconds; claims that follow each other more closely cost more than they bring
+_LULL: Final = 1.0  # seconds between two claims after which what ended between them tells nothing
 _NEW: Final = 0.2  # weight of a new measurement
 
 
@@ -31,8 +33,11 @@ class Pace:
 
     job_s: float | None = None  # a job's wall time; None: none has ended yet
     trip_s: float = 0.005  # a claim's, from the question to the answer
+    each_s: float | None = None  # from one end to the next, of all slots, with all that is around a job; None: unknown
     payload: float = 0.0  # bytes of the larger ones lately
     careful: bool = False  # a job that was lost before comes next: it gets a slot, and waits nowhere else
+    _ends: int = 0  # since the last answer
+    _answered_at: float = -inf
 
     @property
     def short(self) -> bool:
@@ -48,6 +53,7 @@ class Pace:
 
     def ended(self, wall_s: float) -> None:
         """A job has ended after so long."""
+        self._ends += 1
         if self.job_s is None or wall_s >= SHORT:
             self.job_s = wall_s
         else:
@@ -57,10 +63,14 @@ class Pace:
         """A job has lasted so long, and goes on."""
         self.job_s = max(self.job_s or 0.0, wall_s)
 
-    def answered(self, trip_s: float) -> None:
+    def answered(self, trip_s: float, now: float) -> None:
         """A claim was answered; what it brought is looked at after this."""
         self.careful = False
         self.trip_s += _NEW * (trip_s - self.trip_s)
+        if self._ends and now - self._answered_at < _LULL:
+            each_s = (now - self._answered_at) / self._ends
+            self.each_s = each_s if self.each_s is None else self.each_s + _NEW * (each_s - self.each_s)
+        self._ends, self._answered_at = 0, now
 
     def claimed(self, payload: int) -> None:
         """A job with a payload of so many bytes was claimed."""
@@ -70,5 +80,6 @@ class Pace:
         """How many jobs to have beyond those that the slots are at."""
         if self.careful or not self.short or self.job_s is None:
             return 0
-        used = 2 * slots * self.trip_s / max(self.job_s, LEAST)
+        each_s = max(self.job_s, LEAST) / slots if self.each_s is None else max(self.each_s, LEAST / slots)
+        used = 2 * max(self.trip_s, TURN) / each_s
         return min(slots + ceil(used), MOST, int(BYTES / max(self.payload, 1.0)))
