@@ -11,6 +11,7 @@ import pytest
 
 from ganger_child.wire import INLINE, Message
 from tests.child.driver import Driver
+from tests.processes import wait_until
 
 
 @pytest.fixture
@@ -134,4 +135,4 @@ def test_it_is_for_the_job_itself(child: Driver, tmp_path: Path) -> None:
     answer(child, given)
     begin(child, "found", "after")
     assert returned(child) == ["after", None]
-    assert child.output().count("has ended") == before + 1
+    wait_until(lambda: child.output().count("has ended") == before + 1, 10, child.output)

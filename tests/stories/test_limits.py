@@ -256,6 +256,7 @@ def test_a_timed_out_job_is_retried_like_any_other(stage: Stage) -> None:
         ("timeout", "kill", "limit")
     ]
     assert [line.split()[:2] for line in stage.lines("asked")] == [["JobTimedOut", "1"]]
+    supervisor.expect("job-finished")  # a moment after its row is there
     supervisor.order("job-timed-out", "retrying", "handling-job", "job-finished")
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from ganger_child import page
 from ganger_child.options import Options
-from ganger_child.page import RUN, Page
+from ganger_child.page import BEGUN, RUN, Page
 from ganger_child.trust import TrustReader, TrustWriter
 from ganger_child.warden import Inheritance, Warden, _Child
 from ganger_child.wire import Channel, Message, pair
@@ -67,6 +67,38 @@ def test_a_child_that_was_waited_for_is_never_signalled(stranger: subprocess.Pop
     finally:
         for channel in (ours, theirs):
             channel.close()
+        for fd in (*lifeline, memory, inheritance.supervisor):
+            os.close(fd)
+        child.page.close()
+        inheritance.trust.close()
+        trust.close()
+
+
+def test_a_child_that_has_ended_its_run_and_is_about_to_tell_is_not_replaced_as_idle(
+    stranger: subprocess.Popen[bytes],
+) -> None:
+    """It was sent a job and seemed not to begin it; killed between the job's end and the word about it, a job that was
+    done would go back as one that never began."""
+    ours, theirs = pair()
+    trust, lifeline, memory = TrustWriter(), os.pipe(), page.create()
+    inheritance = Inheritance(
+        Options("a:b"), None, TrustReader(os.dup(trust.reading_end)), os.pidfd_open(os.getpid()), None
+    )
+    warden = Warden("any/1", Channel(theirs), lifeline[0], inheritance)
+    child = _Child(1, stranger.pid, -1, Page(memory), memory, 0, trusted_at_start=True)
+    words = Channel(ours)
+    try:
+        for begun, run, told in ((7, 7, 7), (7, 0, 7), (8, 8, 8), (8, 0, 7)):
+            child.page[BEGUN], child.page[RUN] = begun, run
+            warden._replace_idle(child, Message("replace-idle", {"child": 1, "nonce": 7}))
+            (word,) = words.receive().messages
+            assert (word.op, word["nonce"]) == ("spared", told)
+            wait_until(
+                lambda: psutil.Process(stranger.pid).status() == psutil.STATUS_SLEEPING, 5, "it was stopped for good"
+            )
+    finally:
+        words.close()
+        theirs.close()
         for fd in (*lifeline, memory, inheritance.supervisor):
             os.close(fd)
         child.page.close()

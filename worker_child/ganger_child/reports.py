@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from os import getpid
 from select import POLLIN, poll
 from threading import RLock
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ganger_child.errors import CheckpointRefused
 from ganger_child.interrupt import Interrupt
@@ -26,6 +26,9 @@ from ganger_child.outcome import to_json
 from ganger_child.page import NOTE_MOST, NOTE_SERIAL, PROGRESS, RUN, Page
 from ganger_child.wire import Channel, Message
 from ganger_child.words import shown
+
+
+_LOOK_EVERY: Final = 200  # milliseconds
 
 
 class Say(Protocol):
@@ -109,8 +112,9 @@ class Reports:
         channel = self._desk.channel
         watch = poll()
         watch.register(channel.fileno(), POLLIN)
-        watch.poll()
-        self._check()  # in a thread that outlives its handler: what comes now is the child's
+        while not watch.poll(_LOOK_EVERY):
+            self._check()
+        self._check()  # in a thread that outlives its handler: what comes now is the child's, and may be gone already
         with self._interrupt.held():
             received = channel.receive()
             for message in received.messages:

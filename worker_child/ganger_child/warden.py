@@ -349,7 +349,7 @@ class Warden:
     def _terminate(self, child: _Child, order: Message) -> None:
         self._halt(child)
         if child.page[RUN] != order["nonce"]:
-            self._spare(child)
+            self._spare(child, child.page[RUN])
             return
         self._signal(child, SIGTERM, group=True)
         self._signal(child, SIGCONT, group=True)
@@ -358,14 +358,15 @@ class Warden:
         nonce = order.get("nonce")
         self._halt(child)
         if nonce is not None and child.page[RUN] != nonce:
-            self._spare(child)
+            self._spare(child, child.page[RUN])
             return
         self._acknowledge_and_bury(child)
 
     def _replace_idle(self, child: _Child, order: Message) -> None:
+        """Kill a child that has not begun the run. One that has also ended it is between runs, and about to tell."""
         self._halt(child)
-        if child.page[RUN] == order["nonce"]:
-            self._spare(child)
+        if child.page[BEGUN] >= order["nonce"]:
+            self._spare(child, child.page[RUN] or order["nonce"])
             return
         self._acknowledge_and_bury(child)
 
@@ -412,8 +413,7 @@ class Warden:
             text = stacks.take(child.pid, child.page, child.page_fd, order["patience"])
         self._send("stack", child=child.number, nonce=order["nonce"], text=text)
 
-    def _spare(self, child: _Child) -> None:
-        nonce = child.page[RUN]
+    def _spare(self, child: _Child, nonce: int) -> None:
         self._signal(child, SIGCONT)
         self._send("spared", child=child.number, nonce=nonce)
 
