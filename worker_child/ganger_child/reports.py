@@ -27,7 +27,6 @@ from ganger_child.page import NOTE_MOST, NOTE_SERIAL, PROGRESS, RUN, Page
 from ganger_child.wire import Channel, Message
 from ganger_child.words import shown
 
-
 _LOOK_EVERY: Final = 200  # milliseconds
 
 
