@@ -131,7 +131,7 @@ def test_a_supervisor_on_another_host_waits_until_the_lease_has_passed_unseen(
         "SELECT supervisor_id, extract(epoch FROM beat_at)::float FROM proletarian.supervisor WHERE supervisor_id = %s",
         first.named("supervisor-started")[0]["supervisor_id"],
     )
-    other.expect("job-lost", LEASE + 6, job_id=str(job_id), from_supervisor=killed)
+    other.expect("job-lost", 3 * (LEASE + 2), job_id=str(job_id), from_supervisor=killed)
     assert time.time() >= beat_at + LEASE
     (told.folder / "open").touch()
     row = told.archived(job_id)
@@ -154,10 +154,10 @@ def test_the_jobs_of_a_stopped_supervisor_are_killed_before_anybody_else_runs_th
     first.send(signal.SIGSTOP)
     (told.folder / "open").touch()  # so one of them returns, and nobody hears it
     wait_until(
-        lambda: not first.processes("child"), LEASE + 3,
+        lambda: not first.processes("child"), 3 * LEASE,
         lambda: f"children of a stopped supervisor: {first.processes('child')}",
     )  # fmt: skip
-    second.expect("job-lost", LEASE + 6, count=3)
+    second.expect("job-lost", 3 * (LEASE + 2), count=3)
     for job_id in jobs:
         row = told.archived(job_id)
         assert (row["status"], row["attempts"], row["losses"], row["starts"]) == ("success", 2, 1, 2)
