@@ -59,6 +59,17 @@ def test_hurry_is_now_and_never_later() -> None:
 # ---- the idle flag ---------------------------------------------------------------------------------------------------
 
 
+def test_what_wakes_it_while_a_claim_is_under_way_is_not_slept_over() -> None:
+    """The claim may have looked before the job was there, whatever it answers."""
+    made = wakeup()
+    made.hurry(100.01)
+    assert not idle(made, 100.02)
+    assert made.at == 100.02
+    made.asked(100.02)
+    idle(made, 100.03)
+    assert made.at > 104.0, "once is enough"
+
+
 def test_an_idle_lane_says_so_and_says_it_again_at_half_time() -> None:
     made = wakeup()
     assert idle(made, 100.0)

@@ -174,4 +174,4 @@ def test_the_example_repeats_less_than_a_twentieth(stage: Stage) -> None:
     assert stops >= 2
     assert again <= 2 * stops
     assert share < 5
-    assert done.stderr.count("job-interrupted") == stops
+    assert 2 <= done.stderr.count("job-interrupted") <= stops, "a stop may come before the job has begun again"

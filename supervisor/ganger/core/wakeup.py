@@ -27,6 +27,7 @@ class Wakeup:
     poll_interval: float
     rng: Callable[[], float]  # uniform in [0, 1)
     at: float = 0.0  # when to claim next, if a slot is free
+    hurried: bool = False  # since the last claim was sent: its answer may have overlooked what we were woken for
     flagged_until: float = 0.0
     horizon: int | None = None  # transactions below it may not know that we are idle
     quick: int = 0
@@ -35,14 +36,16 @@ class Wakeup:
     def hurry(self, now: float) -> None:
         """A slot became free, somebody notified, or the database is back: claim at once."""
         self.at = min(self.at, now)
+        self.hurried = True
 
     def asked(self, now: float) -> None:
         """A claim is on its way; without an answer ask again after a poll interval."""
         self.at = now + self._pause()
+        self.hurried = False
 
     def answered(self, now: float, *, full: bool, next_due: float | None, horizon: int | None) -> bool:
         """Take in the answer to a claim. True: say that we are idle."""
-        if full:
+        if full or self.hurried:
             self.at = now
             return False
         pause = self._pause()
