@@ -234,7 +234,7 @@ def test_a_server_that_is_read_only_for_a_while_is_an_outage(server: LocalPostgr
         open_gate(own, "x")
         own.wait_lines("ended")
         sessions = "SELECT FROM pg_stat_activity WHERE starts_with(application_name, 'ganger ')"
-        wait_until(lambda: own.rows(sessions), 10, lambda: f"it has not found the standby: {supervisor.story()}")
+        wait_until(lambda: own.rows(sessions), 40, lambda: f"it has not found the standby: {supervisor.story()}")
         assert not own.rows("SELECT FROM proletarian.archived_job")
     finally:
         own.rows("SELECT pg_promote()")

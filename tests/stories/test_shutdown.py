@@ -546,6 +546,7 @@ def test_what_a_claim_brings_after_sigterm_goes_back(stage: Stage) -> None:
     the database holds up for a second. Its rows go back without an attempt and are never started."""
     stage.handlers(HANDLERS)
     supervisor = stage.run("-c", "4")
+    supervisor.expect("child-started", count=4)  # so that the claim is for all of them
     claiming = """SELECT count(*) FROM pg_stat_activity
                   WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE %s"""
     with psycopg.connect(stage.conninfo) as conn:

@@ -51,7 +51,8 @@ class Answering:
         asked = self._page[STACKS_ASKED]
         if asked != self._page[STACKS_TOLD]:  # else we come too late: it was answered in C
             _dump(self._fd, all_threads=False)  # ours first: of many threads the last ones are left out
-            write(self._fd, b"\n")
+            with suppress(OSError):  # the page is full: several looks came at once; nothing is to be raised in the job
+                write(self._fd, b"\n")
             _dump(self._fd, all_threads=True)
             self._page[STACKS_TOLD] = asked
 
