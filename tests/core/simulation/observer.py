@@ -81,7 +81,8 @@ class Observer:
         if run.alive and not run.owner.excused():
             raise Violation(f"run {row.run_id} lost its row while its handler was still running")
         run.loss = lost
-        if run.outcome is not None and not lost and run.in_order and run.saved < run.passed:
+        swept = lost or row.cancel is not None  # a sweep by others archives what is cancelled
+        if run.outcome is not None and not swept and run.in_order and run.saved < run.passed:
             raise Violation("an outcome was stored before the run's last checkpoint")
 
     # ---- the processes -----------------------------------------------------------------------------------------------
