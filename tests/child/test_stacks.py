@@ -141,6 +141,7 @@ def test_a_job_that_waits_tells_where_and_goes_on(make_driver: DriverFactory, me
     assert os.path.exists(f"/proc/{pid}")
 
 
+@pytest.mark.slow
 def test_threads_that_compute_are_all_shown_and_none_is_harmed(make_driver: DriverFactory) -> None:
     """Looking at threads that are changing their frames has crashed one process in a hundred looks."""
     driver = make_driver(HANDLERS)

@@ -626,6 +626,7 @@ def test_progress_is_in_the_title_and_told_to_the_supervisor(make_driver: Driver
     assert not driver.saw(m.ProgressTold)
 
 
+@pytest.mark.slow
 def test_a_run_that_neither_computes_nor_gets_on_is_told_of_once_each_time(
     make_driver: DriverFactory, tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_output_is_followed_to_the_end_of_the_run_and_then_its_outcome_is_told(
     assert "does not run: it is scheduled" in err
 
 
+@pytest.mark.slow
 def test_who_does_not_read_costs_the_supervisor_nothing(stage: Stage) -> None:
     """100 MB of output and a follower that reads none of it: the job ends, and the follower is told what it missed."""
     stage.handlers(TALKING)
