@@ -44,6 +44,13 @@ class Rush(Desk):
         told = m.JobReturned(SLOT, sent.child, sent.nonce, b"1", JOB_S, JOB_S, 1, clean=clean, worked_s=JOB_S)
         self.hear(told, *([m.JobStarted(SLOT, begun.child, begun.nonce)] if begun else []))
 
+    def begun(self, count: int = 2) -> tuple[m.SendJob, m.SendJob]:
+        """Of so many jobs that were claimed, the first is begun and the second waits in the child's socket."""
+        self.claim(count)
+        first, second = self.sent()[1:]
+        self.begins(first)
+        return first, second
+
     def released(self) -> list[m.Release]:
         return self.said(m.Release)
 
@@ -171,9 +178,7 @@ def test_of_several_jobs_in_a_childs_socket_those_go_back_that_it_has_not_begun(
 
 def test_a_child_that_does_not_stay_gets_its_next_job_back_to_others() -> None:
     desk = Rush()
-    desk.claim(2)
-    first, second = desk.sent()[1:]
-    desk.begins(first)
+    first, second = desk.begun()
     desk.ends(first, clean=False)
     assert desk.said(m.Retire)
     assert not desk.released()
@@ -186,9 +191,7 @@ def test_a_child_that_does_not_stay_gets_its_next_job_back_to_others() -> None:
 
 def test_a_failure_calls_its_callbacks_before_the_next_job() -> None:
     desk = Rush()
-    desk.claim(2)
-    first, second = desk.sent()[1:]
-    desk.begins(first)
+    first, second = desk.begun()
     raised = m.JobRaised(
         SLOT, first.child, first.nonce, "exception", {"type": "X"}, False, False, None, None, 0.001, 0.0, 1, True, 0.01
     )
@@ -205,9 +208,7 @@ def test_a_failure_calls_its_callbacks_before_the_next_job() -> None:
 
 def test_what_waits_behind_a_job_that_turns_out_long_goes_back() -> None:
     desk = Rush()
-    desk.claim(3)
-    first, second = desk.sent()[1:]
-    desk.begins(first)
+    _, second = desk.begun(3)
     desk.wait(SHORT + 0.01)
     assert [order.nonces for order in desk.said(m.Revoke)] == [(second.nonce,)]
     desk.hear(m.RunRevoked(SLOT, second.child, second.nonce))
@@ -219,9 +220,7 @@ def test_what_waits_behind_a_job_that_turns_out_long_goes_back() -> None:
 
 def test_a_run_that_was_begun_before_it_could_be_revoked_runs_on() -> None:
     desk = Rush()
-    desk.claim(2)
-    first, second = desk.sent()[1:]
-    desk.begins(first)
+    first, second = desk.begun()
     desk.wait(SHORT + 0.01)
     desk.ends(first)
     desk.begins(second)
@@ -233,9 +232,7 @@ def test_a_run_that_was_begun_before_it_could_be_revoked_runs_on() -> None:
 
 def test_a_run_that_was_revoked_after_its_child_was_free_for_it_is_sent_again() -> None:
     desk = Rush()
-    desk.claim(2)
-    first, second = desk.sent()[1:]
-    desk.begins(first)
+    first, second = desk.begun()
     desk.wait(SHORT + 0.01)
     desk.ends(first)
     desk.hear(m.RunRevoked(SLOT, second.child, second.nonce))
@@ -246,9 +243,7 @@ def test_a_run_that_was_revoked_after_its_child_was_free_for_it_is_sent_again() 
 def test_what_was_sent_behind_a_revoked_run_is_what_its_child_goes_on_with() -> None:
     """The order to take it back was under way when it became the slot's run, and another was sent ahead."""
     desk = Rush()
-    desk.claim(2)
-    first, second = desk.sent()[1:]
-    desk.begins(first)
+    first, second = desk.begun()
     desk.wait(SHORT + 0.01)
     assert desk.said(m.Revoke)
     desk.ends(first)
@@ -266,9 +261,7 @@ def test_what_was_sent_behind_a_revoked_run_is_what_its_child_goes_on_with() -> 
 
 def test_a_crash_costs_only_the_job_that_was_running() -> None:
     desk = Rush()
-    desk.claim(2)
-    first, second = desk.sent()[1:]
-    desk.begins(first)
+    first, second = desk.begun()
     desk.child_ends(m.Exit(term_signal=11))
     desk.wait(WAITS + 0.01)
     reasons = {release.job_id: release.reason for release in desk.released()}
@@ -293,9 +286,7 @@ def test_a_job_that_comes_back_goes_to_a_slot_that_is_idle() -> None:
 def test_a_run_that_dies_with_the_child_of_the_run_before_is_not_to_blame() -> None:
     """The kill for one job's limit met its child in the moment after it, which the child had used to begin the next."""
     desk = Rush()
-    desk.claim(2)
-    first, second = desk.sent()[1:]
-    desk.begins(first)
+    _, second = desk.begun()
     slot = desk.machine.pool.slots[SLOT]
     desk.machine.pool.order(slot, "killed", m.Now(desk.now, desk.now), grace=0.0)
     desk.begins(second)  # read before the word that ended the first: it was lost with the child
@@ -307,9 +298,7 @@ def test_a_run_that_dies_with_the_child_of_the_run_before_is_not_to_blame() -> N
 
 def test_a_kill_that_finds_the_child_in_the_next_job_spares_it() -> None:
     desk = Rush()
-    desk.claim(2)
-    first, second = desk.sent()[1:]
-    desk.begins(first)
+    first, second = desk.begun()
     slot = desk.machine.pool.slots[SLOT]
     desk.machine.pool.order(slot, "killed", m.Now(desk.now, desk.now), grace=0.0)
     desk.hear(m.RunSpared(SLOT, second.child, second.nonce))
@@ -323,9 +312,7 @@ def test_a_kill_that_finds_the_child_in_the_next_job_spares_it() -> None:
 
 def test_at_shutdown_what_was_claimed_ahead_goes_back_at_once() -> None:
     desk = Rush()
-    desk.claim(4)
-    first, second = desk.sent()[1:]
-    desk.begins(first)
+    first, second = desk.begun(4)
     desk.hear(m.Stop())
     assert len(desk.released()) == 2
     desk.hear(m.RunRevoked(SLOT, second.child, second.nonce))

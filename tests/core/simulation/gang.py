@@ -496,51 +496,46 @@ class Gang:
         if child.nonce == command.nonce and child.behaviour is not None and child.behaviour.obeys == "terminate":
             self._dies(warden, m.Exit(term_signal=15))
 
+    def _reaches(self, command: Any, act: Callable[[Warden, Child], None]) -> None:
+        """What the warden does about its child once the order is there, and once it is not stopped itself."""
+
+        def arrive() -> None:
+            there = self._child(command)
+            if there is None or there[1].dying:
+                return
+            if there[0].stopped:
+                self.at(0.2, arrive)
+            else:
+                act(*there)
+
+        self.soon(arrive)
+
     def _kill(self, command: m.Kill) -> None:
         ordered = self._child(command)
         if ordered is not None:
             ordered[1].asked = True
 
-        def arrive() -> None:
-            there = self._child(command)
-            if there is None or there[1].dying:
-                return
-            warden, child = there
-            if warden.stopped:
-                self.at(0.2, arrive)
-            elif command.nonce is not None and command.nonce != child.nonce:
+        def act(warden: Warden, child: Child) -> None:
+            if command.nonce is not None and command.nonce != child.nonce:
                 self.post(m.RunSpared(command.slot, command.child, child.nonce))
-            else:
-                if command.nonce is None and child.nonce and child.nonce not in self.owner.condemned():
-                    raise Violation(f"a kill that was meant for another run hit run {child.nonce}")
-                self._bury(warden, child)
+                return
+            if command.nonce is None and child.nonce and child.nonce not in self.owner.condemned():
+                raise Violation(f"a kill that was meant for another run hit run {child.nonce}")
+            self._bury(warden, child)
 
-        self.soon(arrive)
+        self._reaches(command, act)
 
     def _replaceidle(self, command: m.ReplaceIdle) -> None:
-        def arrive() -> None:
-            there = self._child(command)
-            if there is None or there[1].dying:
-                return
-            warden, child = there
-            if warden.stopped:
-                self.at(0.2, arrive)
-            elif child.nonce == command.nonce:
+        def act(warden: Warden, child: Child) -> None:
+            if child.nonce == command.nonce:
                 self.post(m.RunSpared(command.slot, command.child, child.nonce))
             else:
                 self._bury(warden, child)
 
-        self.soon(arrive)
+        self._reaches(command, act)
 
     def _revoke(self, command: m.Revoke) -> None:
-        def arrive() -> None:
-            there = self._child(command)
-            if there is None or there[1].dying:
-                return
-            warden, child = there
-            if warden.stopped:
-                self.at(0.2, arrive)
-                return
+        def act(warden: Warden, child: Child) -> None:
             child.revoked = max(command.nonces)
             child.ahead = [sent for sent in child.ahead if sent.nonce > child.revoked]
             if child.begun < child.given <= child.revoked:
@@ -550,7 +545,7 @@ class Gang:
                 if nonce > child.begun:
                     self.post(m.RunRevoked(command.slot, command.child, nonce))
 
-        self.soon(arrive)
+        self._reaches(command, act)
 
     def _bury(self, warden: Warden, child: Child) -> None:
         child.dying = child.asked = True
