@@ -1,4 +1,4 @@
-"""Everything that goes into the core and comes out of it, as frozen records.
+"""Everything that goes into the core and comes out of it, as records that nobody changes.
 
 *Events* tell what happened (in the gang of processes, in the database, to the supervisor itself); *commands* say what
 is to be done. Nothing else crosses the border, so this file is the whole interface of the core, and the fake gang and
