@@ -30,7 +30,7 @@ FLOORS = (
     {"health", "plot", "results"},
     {"client", "jobs", "knock", "report"},
     {"database", "incarnation", "local_postgres", "events"},
-    {"config", "cores", "formats", "oom", "shortages", "sql", "tail"},
+    {"config", "cores", "fields", "formats", "oom", "shortages", "sql", "tail"},
     {"core"},
 )
 PACKAGES = {"commands", "core", "top"}

@@ -19,15 +19,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf, isfinite
 from select import POLLIN, poll
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 from time import monotonic
 from typing import Any, Final
 from uuid import UUID
 
+from ganger import fields
 from ganger.core import messages as m
-from ganger.core.job import ENDINGS
 from ganger.notify import VARIABLES
 from ganger.oom import OomKills
 from ganger.tail import Tail
@@ -44,10 +43,6 @@ RESULT_SLACK: Final = 64 * 1024  # bytes that a message may have beside its resu
 TOO_MUCH_GARBAGE: Final = 100
 LONGEST_TYPE: Final = 200  # characters of a job type that a process title can use
 LONGEST_NOTE: Final = 100  # characters of a note on a run's progress
-LONGEST_DELAY: Final = 100 * 366 * 86400.0  # seconds; the child lets no strategy say more
-_ERROR: Final = ("type", "message", "traceback")
-_CALLBACKS: Final = ("failed_attempt", "failed_job")
-_NO_WORD: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)  # what reading nonsense raises
 STACK_BEFORE_KILL: Final = 0.02  # seconds that a child whose limit has passed gets for each way to tell where it is
 STACK_PATIENCE: Final = 0.2  # the same for whoever just asks: its machine may be busy
 _CLOSE_BOUND: Final = 2.0  # seconds until what should be gone at the end is killed
@@ -356,7 +351,7 @@ class Gang:
             try:
                 if handle is not None:
                     handle(template, word)
-            except (*_NO_WORD, OSError):
+            except (*fields.NO_WORD, OSError):
                 pass  # the module that it imports can write here too; OSError: we are out of descriptors
             finally:
                 word.close()
@@ -366,7 +361,7 @@ class Gang:
     def _template_ready(self, template: _Template, word: Message) -> None:
         template.ready = True
         threads = tuple(str(name) for name in word["threads"])
-        self._post(m.TemplateReady(template.generation, _job_types(word["job_types"]), threads))
+        self._post(m.TemplateReady(template.generation, fields.job_types(word["job_types"]), threads))
 
     def _boot_error(self, template: _Template, word: Message) -> None:
         self._post(m.TemplateFailed(template.generation, str(word["error"])))
@@ -415,10 +410,10 @@ class Gang:
         if warden is not None:
             self._order(warden, "stop")
 
-    def _order(self, warden: _Warden, op: str, *fds: int, **fields: Any) -> None:
+    def _order(self, warden: _Warden, op: str, *fds: int, **facts: Any) -> None:
         """Send an order, or keep it until the warden reads again. Takes the descriptors."""
-        if not warden.hung_up and (warden.queue or not warden.channel.send(op, fds=fds, **fields)):
-            warden.queue.append((op, fields, fds))
+        if not warden.hung_up and (warden.queue or not warden.channel.send(op, fds=fds, **facts)):
+            warden.queue.append((op, facts, fds))
             self._selector.modify(warden.channel, EVENT_READ | EVENT_WRITE, partial(self._on_warden, warden))
             return
         for fd in fds:
@@ -426,8 +421,8 @@ class Gang:
 
     def _flush(self, warden: _Warden) -> None:
         while warden.queue:
-            op, fields, fds = warden.queue[0]
-            if not warden.channel.send(op, fds=fds, **fields):
+            op, facts, fds = warden.queue[0]
+            if not warden.channel.send(op, fds=fds, **facts):
                 return
             warden.queue.popleft()
             for fd in fds:
@@ -443,7 +438,7 @@ class Gang:
             try:
                 if child is not None and handle is not None and word["child"] == child.number:
                     handle(warden, child, word)
-            except (*_NO_WORD, OSError):
+            except (*fields.NO_WORD, OSError):
                 pass  # as for the template; a child that is not known to have started is given up by the core
             finally:
                 word.close()
@@ -554,15 +549,15 @@ class Gang:
         child = warden.child if warden is not None else None
         return warden, child if child is not None and child.number == number else None
 
-    def _tell_warden(self, slot: str, number: int, op: str, **fields: Any) -> None:
+    def _tell_warden(self, slot: str, number: int, op: str, **facts: Any) -> None:
         warden, child = self._find(slot, number)
         if warden is not None and child is not None:
-            self._order(warden, op, child=number, **fields)
+            self._order(warden, op, child=number, **facts)
 
-    def _tell_child(self, child: _Child, op: str, body: bytes = b"", **fields: Any) -> None:
+    def _tell_child(self, child: _Child, op: str, body: bytes = b"", **facts: Any) -> None:
         """Send. What does not arrive (it is gone, or takes nothing any more) is noticed by the core: nothing starts."""
         with suppress(WireError, OSError):
-            child.wire.send(op, body, **fields)
+            child.wire.send(op, body, **facts)
 
     def _start_child(self, command: m.StartChild) -> None:
         warden = self._wardens.get(command.slot)
@@ -586,13 +581,15 @@ class Gang:
         _, child = self._find(command.slot, command.child)
         if child is not None:
             child.jobs[command.nonce] = command.job
-            self._tell_child(child, "run", _body(command.job), **_run(command), after=command.after)
+            self._tell_child(child, "run", fields.body(command.job), **fields.run(command), after=command.after)
 
     def _send_postmortem(self, command: m.SendPostmortem) -> None:
         _, child = self._find(command.slot, command.child)
         if child is not None:
             child.jobs[command.nonce] = command.job
-            self._tell_child(child, "postmortem", _body(command.job), **_run(command), death=dict(command.death))
+            self._tell_child(
+                child, "postmortem", fields.body(command.job), **fields.run(command), death=dict(command.death)
+            )
 
     def _send_callbacks(self, command: m.SendCallbacks) -> None:
         _, child = self._find(command.slot, command.child)
@@ -689,7 +686,7 @@ class Gang:
         self._post(m.RunSpared(warden.slot, child.number, word["nonce"]))
 
     def _revoked(self, warden: _Warden, child: _Child, word: Message) -> None:
-        nonce = _whole(word["nonce"])
+        nonce = fields.whole(word["nonce"])
         child.jobs.pop(nonce, None)
         self._post(m.RunRevoked(warden.slot, child.number, nonce))
 
@@ -717,8 +714,8 @@ class Gang:
         self._post(m.MemoryHeld(warden.slot, child.number, word["nonce"], word["held"]))
 
     def _progress(self, warden: _Warden, child: _Child, word: Message) -> None:
-        done = None if word["done"] is None else _number(word["done"], 1000) / 1000
-        note = plain(_text(word["note"]), LONGEST_NOTE)
+        done = None if word["done"] is None else fields.number(word["done"], 1000) / 1000
+        note = plain(fields.text(word["note"]), LONGEST_NOTE)
         self._post(m.ProgressTold(warden.slot, child.number, word["nonce"], done, note))
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -741,7 +738,7 @@ class Gang:
                 if handle is None:
                     raise ValueError("no message is called so")
                 handle(warden, child, word)
-            except _NO_WORD:
+            except fields.NO_WORD:
                 garbage += 1
         if garbage:
             self._count_garbage(warden, child, garbage)
@@ -777,10 +774,10 @@ class Gang:
             os.close(child.pidfd)
 
     def _child_ready(self, warden: _Warden, child: _Child, word: Message) -> None:
-        self._post(m.ChildReady(warden.slot, child.number, _job_types(word.get("job_types"))))
+        self._post(m.ChildReady(warden.slot, child.number, fields.job_types(word.get("job_types"))))
 
     def _child_boot_error(self, warden: _Warden, child: _Child, word: Message) -> None:
-        error = _text(word["error"])
+        error = fields.text(word["error"])
         self._drain(warden, child)
         self._post(m.ChildBootFailed(warden.slot, child.number, error))
 
@@ -794,7 +791,7 @@ class Gang:
 
     def _checkpoint_given(self, warden: _Warden, child: _Child, word: Message) -> None:
         """That we have it is said at once: the child sends no other before it hears that."""
-        nonce, number = _nonce(child, word["nonce"]), _whole(word["number"])
+        nonce, number = _nonce(child, word["nonce"]), fields.whole(word["number"])
         if not 0 < len(word.body) <= self._settings.options.max_checkpoint:
             raise ValueError("it is no checkpoint")
         self._tell_child(child, "checkpoint", nonce=nonce, number=number)
@@ -806,18 +803,18 @@ class Gang:
             child.number,
             _nonce(child, word["nonce"]),
             word.body or None,
-            _number(word["wall_s"]),
-            _number(word["cpu_s"]),
-            _whole(word["max_rss"]),
+            fields.number(word["wall_s"]),
+            fields.number(word["cpu_s"]),
+            fields.whole(word["max_rss"]),
             word["clean"] is True,
-            _number(word["worked_s"]),
+            fields.number(word["worked_s"]),
         )
         if word["unread"] is True:
             self._drain(warden, child)
         else:  # it is all here, and what is in the pipe by now is of the next run
             self._end_line(warden, child)
         self._keep_output(warden, child)
-        begun = _whole(word.get("begun", 0))
+        begun = fields.whole(word.get("begun", 0))
         if begun:
             _nonce(child, begun)
         child.jobs.pop(event.nonce, None)
@@ -831,11 +828,11 @@ class Gang:
             warden.slot,
             child.number,
             nonce=_nonce(child, word["nonce"]),
-            reason=_reason(word["reason"]),
-            error=_error(word["error"]),
-            wall_s=_number(word["wall_s"]),
-            cpu_s=_number(word["cpu_s"]),
-            max_rss=_whole(word["max_rss"]),
+            reason=fields.reason(word["reason"]),
+            error=fields.error(word["error"]),
+            wall_s=fields.number(word["wall_s"]),
+            cpu_s=fields.number(word["cpu_s"]),
+            max_rss=fields.whole(word["max_rss"]),
             leftovers=word["leftovers"] is True,
         )
         self._drain(warden, child)
@@ -847,17 +844,17 @@ class Gang:
             warden.slot,
             child.number,
             nonce=_nonce(child, word["nonce"]),
-            reason=_reason(word["reason"]),
-            error=_error(word["error"]),
+            reason=fields.reason(word["reason"]),
+            error=fields.error(word["error"]),
             interrupted=word["interrupted"] is True,
             clean_interrupt=word["clean_interrupt"] is True,
-            strategy=_strategy(word["strategy"]),
-            strategy_error=None if word["strategy_error"] is None else _error(word["strategy_error"]),
-            wall_s=_number(word["wall_s"]),
-            cpu_s=_number(word["cpu_s"]),
-            max_rss=_whole(word["max_rss"]),
+            strategy=fields.strategy(word["strategy"]),
+            strategy_error=None if word["strategy_error"] is None else fields.error(word["strategy_error"]),
+            wall_s=fields.number(word["wall_s"]),
+            cpu_s=fields.number(word["cpu_s"]),
+            max_rss=fields.whole(word["max_rss"]),
             clean=word["clean"] is True,
-            worked_s=_number(word["worked_s"]),
+            worked_s=fields.number(word["worked_s"]),
             leftovers=word["leftovers"] is True,
         )
         self._drain(warden, child)
@@ -865,11 +862,13 @@ class Gang:
         self._post(event)
 
     def _callback_begun(self, warden: _Warden, child: _Child, word: Message) -> None:
-        self._post(m.CallbackBegun(warden.slot, child.number, _nonce(child, word["nonce"]), _callback(word["name"])))
+        self._post(
+            m.CallbackBegun(warden.slot, child.number, _nonce(child, word["nonce"]), fields.callback(word["name"]))
+        )
 
     def _callbacks_done(self, warden: _Warden, child: _Child, word: Message) -> None:
         nonce = _nonce(child, word["nonce"])
-        errors = {_callback(name): _error(error) for name, error in _mapping(word["errors"]).items()}
+        errors = {fields.callback(name): fields.error(error) for name, error in fields.mapping(word["errors"]).items()}
         self._drain(warden, child)
         child.jobs.pop(nonce, None)
         self._leave_run(child)
@@ -1013,105 +1012,9 @@ def _carries(pid: int, mark: str) -> bool:
         return False
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Fields, to the wire and (from a sender that may be anything) from it
-
-
-def _body(job: m.Job) -> bytes:
-    return job.payload if job.checkpoint is None else job.payload + job.checkpoint
-
-
-def _run(command: m.SendJob | m.SendPostmortem) -> dict[str, Any]:
-    job, limits = command.job, command.limits
-    checkpoint = {} if job.checkpoint is None else {"checkpoint": len(job.checkpoint)}  # the end of the body
-    return {
-        **checkpoint,
-        "nonce": command.nonce,
-        "job": {
-            "job_id": str(job.job_id),
-            "run_id": str(job.run_id),
-            "queue": job.queue,
-            "job_type": job.job_type,
-            "attempts": job.attempts,
-            "enqueued_at": job.enqueued_at,
-            "process_at": job.process_at,
-        },
-        "limits": {
-            "timeout": limits.timeout,
-            "grace": limits.grace,
-            "memory": limits.memory,
-            "shutdown": limits.shutdown,
-        },
-    }
-
-
 def _nonce(child: _Child, value: Any) -> int:
     """The run that a child's message is about: one that it was sent, and has not reported the end of."""
-    nonce = _whole(value)
+    nonce = fields.whole(value)
     if nonce not in child.jobs:
         raise ValueError("the child has no such run")
     return nonce
-
-
-def _number(value: Any, most: float = inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or not 0 <= value <= most:
-        raise ValueError("it is no amount")
-    return float(value)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise ValueError("it is no whole number that PostgreSQL can hold")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("it is no text")
-    return value
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("it has no fields")
-    return value
-
-
-def _reason(value: Any) -> str:
-    if value not in ENDINGS:
-        raise ValueError("nothing ends so")
-    return _text(value)
-
-
-def _error(value: Any) -> Mapping[str, str]:
-    told = _mapping(value)
-    return {name: _text(told[name]) for name in _ERROR}
-
-
-def _callback(value: Any) -> str:
-    if value not in _CALLBACKS:
-        raise ValueError("no callback is called so")
-    return _text(value)
-
-
-def _strategy(value: Any) -> m.Strategy | None:
-    if value is None:
-        return None
-    fields = _mapping(value)
-    return m.Strategy(_whole(fields["retries"]), tuple(_number(delay, LONGEST_DELAY) for delay in fields["delays"]))
-
-
-def _job_types(value: Any) -> Mapping[str, m.TypeFacts] | None:
-    if value is None:
-        return None
-    return {name: _type_facts(_mapping(facts)) for name, facts in _mapping(value).items()}
-
-
-def _type_facts(facts: Mapping[str, Any]) -> m.TypeFacts:
-    timeout, grace, memory, shutdown = (facts.get(name) for name in ("timeout", "grace", "memory", "shutdown"))
-    return m.TypeFacts(
-        timeout=None if timeout is None else _number(timeout),
-        grace=None if grace is None else _number(grace),
-        memory=None if memory is None else _whole(memory),
-        shutdown=None if shutdown is None else _text(shutdown),
-    )
