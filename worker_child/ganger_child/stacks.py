@@ -26,6 +26,7 @@ ASK_IN_C: Final = SIGRTMIN + 5
 ASK: Final = SIGRTMIN + 6  # below the interrupt's, so that of two that wait this one is heard first
 LONGEST: Final = 16 * 1024  # characters
 _PAUSE: Final = 0.0005  # seconds between two looks for the answer
+_IN_C: Final = 0.1  # seconds, at least, for the second way: it answers as soon as the child gets a CPU
 _FIRST, _AGAIN, _MAIN = "Stack ", "Current thread ", "Main thread "  # how the stack of one thread begins
 _ALONE: Final = "The main thread is in C code; its other threads are not shown.\n"
 
@@ -60,8 +61,9 @@ class Answering:
 def take(pid: int, page: Page, fd: int, patience: float) -> str | None:
     """The warden's side: the stacks of its child, the main thread's first; None where they do not come.
 
-    Waits up to ``patience`` seconds for each of the two ways. Where the child has closed the file, or has put other
-    handlers in place of ours, it is not asked: it would write elsewhere, or die.
+    Waits up to ``patience`` seconds for the first way, and for the second a tenth of a second at least. Where the
+    child has closed the file, or has put other handlers in place of ours, it is not asked: it would write elsewhere,
+    or die.
     """
     told = page[STACKS_TOLD]
     if not _is_open_in(pid, page[STACKS_FD], fd):
@@ -71,7 +73,7 @@ def take(pid: int, page: Page, fd: int, patience: float) -> str | None:
     in_python = _ask(pid, ASK, lambda: page[STACKS_TOLD] != told, patience)
     if not in_python:
         page[STACKS_ASKED] = told
-        if not _ask(pid, ASK_IN_C, lambda: _written(fd) > 0 and not _is_held(pid, ASK_IN_C), patience):
+        if not _ask(pid, ASK_IN_C, lambda: _written(fd) > 0 and not _is_held(pid, ASK_IN_C), max(patience, _IN_C)):
             return None
     text = pread(fd, _written(fd), SIZE).decode("utf-8", "backslashreplace").replace("\0", "\\x00")
     return _arranged(text, alone=not in_python and _threads(pid) > 1) or None
