@@ -296,6 +296,9 @@ class Config:
     max_checkpoint: int = _setting(1 << 20, size, "Largest checkpoint, in JSON.", high=LARGEST)
     database_wait: float = _setting(30.0, seconds, "How long to wait for the database at the start.")
     store_timeout: float = _setting(60.0, seconds, "How long to try to store the last outcomes at the end.")
+    retention: float | None = _setting(
+        None, seconds, "Delete jobs from the archive that ended so long ago (by default they are kept).", above=True
+    )
     nice: int = _setting(0, whole, "Niceness of the children.", low=-20, high=19)
     cpu_affinity: bool = _setting(False, flag, "Bind each slot to CPUs of its own.")
     http: str | None = _setting(

@@ -190,6 +190,7 @@ def wait_for_database(
     limit: float = 30.0,
     *,
     name: str = "ganger",
+    prunes: bool = False,
     on_wait: Callable[[str], object] = lambda error: None,
     stopped: Callable[[float], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -199,7 +200,7 @@ def wait_for_database(
     Tries for ``limit`` seconds; a server that is starting up or has too many clients is alive, and waited for without
     limit. ``on_wait`` is told the error of the first failure; ``stopped(seconds)`` replaces the sleep between two
     tries, and ends the waiting by returning true. Raises DatabaseUnreachable, SchemaMissing, SchemaMismatch, or
-    NotAllowed where the role may not do what a supervisor does.
+    NotAllowed where the role may not do what a supervisor does, of which ``prunes`` is a part only with --retention.
     """
     since, told = clock(), False
     while True:
@@ -207,7 +208,7 @@ def wait_for_database(
         try:
             conn = connect(conninfo, name=name)
             check_schema(conn, schema)
-            check_rights(conn, schema)
+            check_rights(conn, schema, prunes=prunes)
             return conn
         except BaseException as error:
             # One that goes away between the connection and the last look has not answered either.
@@ -363,10 +364,10 @@ def check_schema(conn: Connection, schema: str = SCHEMA) -> None:
         )
 
 
-def check_rights(conn: Connection, schema: str = SCHEMA) -> None:
-    """Return if the role may do what a supervisor does. Raises NotAllowed."""
+def check_rights(conn: Connection, schema: str = SCHEMA, *, prunes: bool = False) -> None:
+    """Return if the role may do what a supervisor does (``prunes``: with a retention). Raises NotAllowed."""
     with transaction(conn):
-        lacks = [what for (what,) in _rows(conn, "rights", schema)]
+        lacks = [what for (what,) in _rows(conn, "rights", schema, {"prunes": prunes})]
     if lacks:
         raise not_allowed(conn, schema, f"it lacks {', '.join(lacks)}")
 

@@ -1,8 +1,8 @@
 """The threads that own the supervisor's connections, so that the loop never waits for the database.
 
 Three, because their waits must not add up: *store* claims jobs and stores outcomes, *lease* renews the lease and looks
-at the others, *listen* hears notifications. A stalled outcome thus never starves the lease. Commands come in through
-``do``, which never blocks; answers go out through ``post``, called from any of the threads.
+at the others, *listen* hears notifications and prunes the archive. A stalled outcome thus never starves the lease.
+Commands come in through ``do``, which never blocks; answers go out through ``post``, called from any of the threads.
 
 Losing the database is normal here. Outcomes are kept until the database has answered for them; a claim is never
 carried out late, because its rows would be ours without anybody waiting for them: it is answered with ClaimLost, as is
@@ -28,7 +28,7 @@ from uuid import UUID
 
 import psycopg
 
-from ganger import database
+from ganger import database, jobs
 from ganger.core.messages import (
     Archive,
     Beat,
@@ -50,6 +50,7 @@ from ganger.core.messages import (
     Notified,
     Outcome,
     PollFailed,
+    Pruned,
     Register,
     Registered,
     Release,
@@ -71,7 +72,7 @@ BACKOFF: Final = (0.1, 0.2, 0.5, 1.0, 2.0)  # seconds between tries after a fail
 RESCAN: Final = 5.0  # seconds; a queue is claimed from the start at least as often
 TURN: Final = 0.05  # seconds after which to claim again while another supervisor promotes
 PROBE: Final = 5.0  # seconds between signs of life of the listening connection
-JANITOR: Final = 60.0  # seconds between looks for runs under no registration
+JANITOR: Final = 60.0  # seconds between looks for runs under no registration, and for jobs to be pruned
 NOBODY: Final = 0  # the registration that the janitor's finds belonged to: none
 CLOSE_LIMIT: Final = 5.0  # seconds that close waits for the threads
 
@@ -82,7 +83,8 @@ class DatabaseThreads:
     """The database as the loop sees it: commands in, events out.
 
     ``post`` is called from other threads and must not block. ``boot_clock`` tells the time that counts suspension, in
-    seconds. ``vacant(incarnation)`` tells whether that incarnation's lock is on this host and nobody holds it.
+    seconds. ``vacant(incarnation)`` tells whether that incarnation's lock is on this host and nobody holds it. What
+    ended more than ``retention`` seconds ago is deleted from the archive; None: nothing is.
     """
 
     def __init__(
@@ -93,9 +95,10 @@ class DatabaseThreads:
         boot_clock: Callable[[], float],
         facts: SupervisorFacts,
         vacant: Callable[[UUID], bool] = lambda incarnation: False,
+        retention: float | None = None,
     ) -> None:
         outage, watermarks = _Outage(post), Watermarks(boot_clock)
-        self._shared = _Shared(conninfo, schema, post, boot_clock, facts, vacant, outage, watermarks)
+        self._shared = _Shared(conninfo, schema, post, boot_clock, facts, vacant, retention, outage, watermarks)
         self._store = _Store(self._shared)
         self._lease = _Lease(self._shared)
         self._listen = _Listen(self._shared)
@@ -223,6 +226,7 @@ class _Shared:
     boot_clock: Callable[[], float]
     facts: SupervisorFacts
     vacant: Callable[[UUID], bool]
+    retention: float | None
     outage: _Outage
     watermarks: Watermarks
     supervisor_id: int | None = None  # our newest registration
@@ -709,9 +713,11 @@ class _Listen(_Owner):
         super().__init__(shared)
         self._probe_at = 0.0  # monotonic
         self._told_off = False  # that notifications are
+        self._prune_at = float("inf") if shared.retention is None else 0.0  # monotonic
+        self._pruned = 0  # jobs, in this round
 
     def due(self) -> float | None:
-        return self._probe_at
+        return min(self._probe_at, self._prune_at)
 
     def connected(self, conn: Connection) -> None:
         if not conn.pooled:
@@ -735,6 +741,24 @@ class _Listen(_Owner):
             database.probe(conn)
             self._probe_at = time.monotonic() + PROBE
             self.listen(conn)  # what came while it waited for the answer
+        if time.monotonic() >= self._prune_at:
+            self._prune(conn)
+            self.listen(conn)
+
+    def _prune(self, conn: Connection) -> None:
+        """Delete some jobs whose retention is over, and soon more, where there are: after a pause as long as that took.
+        So no notification waits for more than one batch, and the server has time for others."""
+        assert self.shared.retention is not None
+        began = time.monotonic()
+        self._prune_at = began + JANITOR  # also where it fails
+        some = jobs.prune_some(conn, self.schema, self.shared.retention)
+        self._pruned += some
+        if some == jobs.PRUNED:
+            now = time.monotonic()
+            self._prune_at = now + (now - began)
+        elif self._pruned:
+            self.post(Pruned(self._pruned))
+            self._pruned = 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ EVENTS: Final[dict[str, Wording]] = {
     "notifications-off": Wording(
         "warning", "a pooler stands before the database, so new jobs are found by polling|every {poll_interval} s"
     ),
+    "archive-pruned": Wording("info", "jobs deleted whose retention is over: {jobs}"),
     "job-worker-error": Wording("error", "{error}"),
     "lease-lost": Wording("error", "{why}"),
     "outcome-stored": Wording("info", "{job}|attempt {attempt}|{status}"),

@@ -236,12 +236,19 @@ def prunable(conn: Connection, schema: str, older: float, states: Sequence[str] 
 
 def prune(conn: Connection, schema: str, older: float, states: Sequence[str] | None = None) -> int:
     """Delete the jobs of the archive that ended more than ``older`` seconds ago, and return how many they were."""
-    values = {"older": older, "states": None if states is None else list(states), "most": PRUNED}
     deleted = 0
     while True:
-        with transaction(conn):
-            row = conn.execute(statement("prune", schema), values).fetchone()
-        assert row is not None
-        deleted += int(row[0])
-        if row[0] < PRUNED:
+        some = prune_some(conn, schema, older, states)
+        deleted += some
+        if some < PRUNED:
             return deleted
+
+
+def prune_some(conn: Connection, schema: str, older: float, states: Sequence[str] | None = None) -> int:
+    """The same for the oldest of them, in one transaction. Where fewer than ``PRUNED`` are deleted, no more are left,
+    or somebody else is at them."""
+    values = {"older": older, "states": None if states is None else list(states), "most": PRUNED}
+    with transaction(conn):
+        row = conn.execute(statement("prune", schema), values).fetchone()
+    assert row is not None
+    return int(row[0])

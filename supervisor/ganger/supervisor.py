@@ -217,6 +217,7 @@ class Supervisor:
                 lambda: clock().boot,
                 facts,
                 incarnation.vacant,
+                config.retention,
             )
             selector = stack.enter_context(DefaultSelector())
             slots = [f"{lane.name}/{number}" for lane in config.lanes for number in range(1, lane.slots + 1)]
@@ -288,6 +289,7 @@ class Supervisor:
                 place.conninfo,
                 self.config.schema,
                 self.config.database_wait,
+                prunes=self.config.retention is not None,
                 on_wait=lambda error: events.emit("database-lost", error=error),
                 stopped=sleep,
             ).close()

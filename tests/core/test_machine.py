@@ -125,6 +125,12 @@ def test_a_beat_tells_of_the_progress_of_each_run() -> None:
     assert desk.said(m.Beat)[-1].info["progress"] == {}
 
 
+def test_what_the_janitor_has_deleted_is_told() -> None:
+    desk = Desk().idle()
+    desk.hear(m.Pruned(7))
+    assert [told.data["jobs"] for told in desk.said(m.Emit) if told.name == "archive-pruned"] == [7]
+
+
 def generations(desk: Desk) -> list[int]:
     return [command.generation for command in desk.said(m.StartTemplate)]
 

@@ -34,7 +34,7 @@ ON_TABLES = {
         "schema_version": {"SELECT"},
         "queue": {"SELECT"},
         "job": {"SELECT", "UPDATE", "DELETE"},
-        "archived_job": {"SELECT", "INSERT", "UPDATE"},
+        "archived_job": ALL,
         "supervisor": ALL,
         "idle": ALL,
     },
@@ -199,14 +199,14 @@ def test_what_a_supervisor_is_refused(login: Login, conn: db.Connection) -> None
     supervisor = login("ganger_supervisor")
     with ours(supervisor) as own:
         db.check_schema(own)
-        db.check_rights(own)
+        db.check_rights(own, prunes=True)
         with pytest.raises(InsufficientPrivilege):
             db.reset(own)
     refused(
         supervisor,
         "SELECT proletarian.enqueue('t')",
         "INSERT INTO proletarian.job (job_type) VALUES ('t')",
-        "DELETE FROM proletarian.archived_job",
+        "TRUNCATE proletarian.archived_job",
         "INSERT INTO proletarian.queue (queue) VALUES ('q')",
         "INSERT INTO proletarian.schema_version (version) VALUES (99)",
         "CREATE TABLE proletarian.mine (n int)",
@@ -218,6 +218,11 @@ def test_what_a_supervisor_is_refused(login: Login, conn: db.Connection) -> None
         "DROP SCHEMA proletarian CASCADE",
     )
     assert db.counts(conn).jobs == 1
+    conn.execute("REVOKE DELETE ON proletarian.archived_job FROM ganger_supervisor")  # as before there was --retention
+    with ours(supervisor) as own:
+        db.check_rights(own)
+        with pytest.raises(db.NotAllowed, match=r"it lacks DELETE on archived_job\. .*ganger install --roles"):
+            db.check_rights(own, prunes=True)
 
 
 def test_what_a_viewer_sees_and_is_refused(login: Login, conn: db.Connection) -> None:

@@ -20,7 +20,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ganger import database as db
-from ganger import database_threads
+from ganger import database_threads, jobs
 from ganger.client import NewJob, cancel, enqueue, enqueue_many
 from ganger.core import messages as m
 from ganger.database_threads import DatabaseThreads
@@ -197,6 +197,48 @@ def test_the_janitor(own: Running, conn: db.Connection, monkeypatch: pytest.Monk
     conn.execute("DELETE FROM proletarian.supervisor WHERE supervisor_id = %s", [gone])
     own.do(m.Look(supervisor_id))
     assert own.wait(m.Swept) == m.Swept(0, (job.job_id,))
+
+
+def test_the_janitor_prunes_the_archive_some_at_a_time_and_hears_what_is_notified(
+    database: str, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ended longer ago than the retention goes, without one nothing does; a failure is told and tried again."""
+    monkeypatch.setattr(jobs, "PRUNED", 3)
+    monkeypatch.setattr(database_threads, "JANITOR", 0.1)
+    me = register(conn)
+    ids = enqueue_many(conn, [NewJob("t")] * 9)
+    db.finish(conn, S, [success(job) for job in claim(conn, me, 9)])
+    old = "UPDATE proletarian.archived_job SET finished_at = now() - interval '2 days' WHERE job_id = ANY (%s)"
+    conn.execute(old, [ids[:7]])
+    deleted: list[int] = []
+    prune = jobs.prune_some
+
+    def counted(*args: Any) -> int:
+        if not deleted:
+            deleted.append(0)
+            raise psycopg.errors.QueryCanceled("by somebody")
+        deleted.append(prune(*args))
+        return deleted[-1]
+
+    monkeypatch.setattr(jobs, "prune_some", counted)
+    with running(database) as own:
+        own.register()
+        own.wait(m.Notified)
+    assert deleted == []
+    with running(database, retention=86400.0) as own:
+        assert own.wait(m.PollFailed).error == "by somebody."
+        assert own.wait(m.Pruned) == m.Pruned(7)
+        supervisor_id = own.register()
+        own.do(m.SayIdle(("default",), 30.0))
+        own.wait(m.IdleSaid)
+        before = len(own.told.of(m.Notified))
+        enqueue(conn, "t")
+        own.wait(m.Notified, before + 1)
+        assert len(own.claim(supervisor_id).jobs) == 1
+        assert len(own.told.of(m.Pruned)) == 1
+    assert deleted[:4] == [0, 3, 3, 1]
+    assert not any(deleted[4:])
+    assert rows(conn, "job_id", "archived_job") == [(job_id,) for job_id in sorted(ids[7:])]
 
 
 def test_idle_is_said_and_heard(own: Running, conn: db.Connection) -> None:

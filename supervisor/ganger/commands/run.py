@@ -46,7 +46,7 @@ GROUPS: Final = {
         "max_checkpoint",
     ),
     "processes": ("start_method", "recycle_after", "boot_timeout", "nice", "cpu_affinity", "keep_environ"),
-    "database": ("database_url", "schema", "poll_interval", "lease", "database_wait", "store_timeout"),
+    "database": ("database_url", "schema", "poll_interval", "lease", "database_wait", "store_timeout", "retention"),
     "monitoring": ("http", "stall_after"),
     "output": ("log_format", "log_level", "output_tail"),
 }

@@ -250,6 +250,9 @@ class Machine:
     def _notifications_off(self, _: m.NotificationsOff, now: m.Now) -> None:
         self._emit("notifications-off", poll_interval=self.rules.poll_interval)
 
+    def _pruned(self, event: m.Pruned, now: m.Now) -> None:
+        self._emit("archive-pruned", jobs=event.jobs)
+
     def _database_lost(self, event: m.DatabaseLost, now: m.Now) -> None:
         self.book.database_lost(event, now)
 
@@ -527,6 +530,7 @@ class Machine:
         m.IdleSaid: _idle_said,
         m.Notified: _notified,
         m.NotificationsOff: _notifications_off,
+        m.Pruned: _pruned,
         m.DatabaseLost: _database_lost,
         m.DatabaseBack: _database_back,
         m.PollFailed: _poll_failed,

@@ -492,6 +492,13 @@ class NotificationsOff:
 
 
 @message
+class Pruned:
+    """Jobs whose retention is over were deleted from the archive."""
+
+    jobs: int
+
+
+@message
 class DatabaseLost:
     error: str
 
@@ -898,6 +905,7 @@ DatabaseEvent = (
     | IdleSaid
     | Notified
     | NotificationsOff
+    | Pruned
     | DatabaseLost
     | DatabaseBack
     | PollFailed

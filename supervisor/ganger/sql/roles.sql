@@ -25,7 +25,7 @@ GRANT EXECUTE ON FUNCTION :"schema".enqueue TO ganger_enqueuer;
 GRANT EXECUTE ON FUNCTION :"schema".look_up TO ganger_enqueuer, ganger_supervisor, ganger_viewer;
 
 GRANT SELECT, UPDATE, DELETE ON :"schema".job TO ganger_supervisor;
-GRANT SELECT, INSERT, UPDATE ON :"schema".archived_job TO ganger_supervisor;
+GRANT SELECT, INSERT, UPDATE, DELETE ON :"schema".archived_job TO ganger_supervisor;
 GRANT SELECT, INSERT, UPDATE, DELETE ON :"schema".supervisor, :"schema".idle TO ganger_supervisor;
 GRANT SELECT ON :"schema".queue TO ganger_supervisor;
 
