@@ -46,14 +46,26 @@ class Door:
         self._sock.setblocking(False)
         self._sock.bind(address(incarnation))
         self._sock.listen(MOST_VISITORS)
-        selector.register(self._sock, EVENT_READ, self._welcome)
+        self._opened = False
+        self.open()
         gang.over = self._over
+
+    def open(self) -> None:
+        """Let visitors in; harmless where they are. To be called now and then: see ``_welcome``."""
+        if not self._opened:
+            self._opened = True
+            self._selector.register(self._sock, EVENT_READ, self._welcome)
 
     def close(self) -> None:
         for visitor in list(self._visitors):
             self._dismiss(visitor)
-        self._selector.unregister(self._sock)
+        self._shut()
         self._sock.close()
+
+    def _shut(self) -> None:
+        if self._opened:
+            self._opened = False
+            self._selector.unregister(self._sock)
 
     def printed(self, line: Output) -> None:
         for visitor in list(self._visitors):
@@ -71,7 +83,10 @@ class Door:
     def _welcome(self) -> None:
         try:
             sock, _ = self._sock.accept()
-        except OSError:  # gone again, or we are out of descriptors
+        except (BlockingIOError, ConnectionAbortedError):  # gone again
+            return
+        except OSError:  # out of descriptors: who knocks would wake the loop without end, and waits until it is opened
+            self._shut()
             return
         sock.setblocking(False)
         visitor = _Visitor(sock)

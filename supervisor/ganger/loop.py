@@ -27,7 +27,7 @@ from ganger_child import titles
 
 GANG: Final = get_args(m.GangCommand)
 DATABASE: Final = get_args(m.DatabaseCommand)
-REAP_INTERVAL: Final = 1.0  # seconds between looks for strangers' zombies (as PID 1)
+CHORES: Final = 1.0  # seconds at least between two rounds of what is done now and then
 OUTCOMES: Final = get_args(m.Outcome)
 TICK: Final = m.Tick()
 ROUNDS: Final = 100  # batches of events in a row before descriptors are looked at again
@@ -76,7 +76,7 @@ class Loop:
 
     ``store`` takes database commands, ``ask`` an error for on_polling_error; ``told`` holds facts that the core does
     not know, by event name. ``turned``, if given, is called whenever the loop has turned, and says within how many
-    seconds it wants to be called again; it must not wait.
+    seconds it wants to be called again; it must not wait. ``chores`` are done each second or so, while it turns anyway.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Loop:
         name: str,
         told: Mapping[str, Mapping[str, Any]],
         turned: Callable[[m.Now], float] | None = None,
+        chores: Iterable[Callable[[], object]] = (),
     ) -> None:
         self.machine = machine
         self.gang = gang
@@ -105,7 +106,8 @@ class Loop:
         self.outcomes: deque[m.Outcome] = deque(maxlen=1)  # the last one
         self._exit_code: int | None = None
         self._for_database: list[m.DatabaseCommand] = []
-        self._reap_at = 0.0
+        self._chores = (gang.reap, *chores)
+        self._chores_at = 0.0
         self._ways: dict[type[m.Command], Callable[[Any], object]] = {
             **dict.fromkeys(GANG, gang.do),
             **dict.fromkeys(DATABASE, self._for_database.append),
@@ -158,9 +160,10 @@ class Loop:
             self._hand_over()
             if self.inbox.empty:
                 break
-        if time.monotonic() >= self._reap_at:
-            self._reap_at = time.monotonic() + REAP_INTERVAL
-            self.gang.reap()
+        if time.monotonic() >= self._chores_at:
+            self._chores_at = time.monotonic() + CHORES
+            for chore in self._chores:
+                chore()
 
     def _do(self, commands: Iterable[m.Command]) -> None:
         for command in commands:

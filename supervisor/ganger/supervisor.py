@@ -232,12 +232,14 @@ class Supervisor:
                 cpus=cores.affinity(os.sched_getaffinity(0), slots) if config.cpu_affinity else {},
             )
             shows: list[Callable[[Output], object]] = [partial(_print, events)]
+            chores: list[Callable[[], object]] = []
             gang = Gang(below, selector, inbox.post, lambda line: [show(line) for show in shows])
             stack.callback(gang.close)
             with suppress(OSError):  # where no such socket may be made, nobody can ask, and jobs run all the same
                 door = Door(identity, selector, gang)
                 stack.callback(door.close)
                 shows.append(door.printed)
+                chores.append(door.open)
             threads.start()
             stack.callback(threads.close)
             watchers.health.machine = machine = Machine(rules, random.random, uuid4)
@@ -252,6 +254,7 @@ class Supervisor:
                 name=self.name,
                 told=_told(config, self.name, place.description),
                 turned=watchers.turned if watchers.any else None,
+                chores=chores,
             )
             if signals is not None:
                 selector.register(signals, EVENT_READ, signals.hear)
