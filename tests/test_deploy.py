@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from ganger.core.slot import State
 from ganger.events import EVENTS
 from ganger.health import LIVE, TURN, Health
 from ganger.metrics import FAMILIES, Figures
+from ganger.signals import RELOAD, TELLS
 
 DEPLOY = Path(__file__).parent.parent / "examples" / "deploy"
 BOARD = json.loads((DEPLOY / "grafana.json").read_text())
@@ -183,6 +185,8 @@ def test_the_systemd_unit_leaves_a_shutdown_its_time() -> None:
         "Type": "notify", "NotifyAccess": "main", "KillMode": "mixed", "Delegate": "yes", "OOMPolicy": "continue",
     }  # fmt: skip
     assert set(service["RestartPreventExitStatus"].split()) == {"2", "78"}
+    assert shlex.split(service["ExecReload"])[1:] == ["-USR2", "$MAINPID"]
+    assert TELLS[signal.SIGUSR2] == RELOAD
     assert service["RuntimeDirectoryMode"] == "0700"  # a lock file in another would not be trusted
 
 

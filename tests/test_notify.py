@@ -82,6 +82,38 @@ def test_what_a_service_manager_hears_of_a_whole_life(manager: tuple[socket.sock
     notifier.close()
 
 
+def test_a_reload_is_told_from_its_begin_to_its_end_whatever_comes_of_it(tmp_path: Path) -> None:
+    """Also one that was over before the next look; the time is that of the monotonic clock, in microseconds."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.setblocking(False)
+        notifier = Notifier(str(tmp_path / "notify"))
+        health, desk = Health(), Desk()
+        health.machine = desk.idle().machine
+        notifier.turn(at(1000), health)
+        assert told(listening)[0] == "READY=1"
+
+        desk.hear(m.Reload())
+        notifier.turn(at(1001.5), health)
+        assert told(listening) == ["RELOADING=1", "MONOTONIC_USEC=1001500000"]
+        notifier.turn(at(1003), health)
+        assert told(listening) == []
+        desk.hear(m.TemplateFailed(2, "SyntaxError"))
+        notifier.turn(at(1004.5), health)
+        stale = "STATUS=running, 0/1 running, default=1, on the old code, because the new one did not load"
+        assert told(listening) == ["READY=1", stale]
+
+        desk.hear(m.Reload(), m.TemplateReady(3))
+        notifier.turn(at(1006), health)
+        assert [listening.recv(4096).decode() for _ in range(3)] == [
+            "RELOADING=1\nMONOTONIC_USEC=1006000000", "READY=1", "STATUS=running, 0/1 running, default=1",
+        ]  # fmt: skip
+        desk.hear(m.Reload(), m.Stop())
+        notifier.turn(at(1008), health)
+        assert told(listening)[0] == "STOPPING=1"
+        notifier.close()
+
+
 def test_only_what_is_meant_for_us_is_heeded() -> None:
     """A watchdog for another process is not ours to feed; what is no address is none."""
     ours = {"NOTIFY_SOCKET": "@nobody", "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid() + 1)}

@@ -51,10 +51,21 @@ class Health:
         return self.machine is not None and self.machine.phase is not Phase.RUNNING
 
     @property
+    def reloads(self) -> int:
+        """How many times the handlers have begun to be loaded anew."""
+        return 0 if self.machine is None else self.machine.reloads
+
+    @property
+    def loading(self) -> bool:
+        return self.machine is not None and self.machine.template_limit is not None
+
+    @property
     def status(self) -> str:
         """One line for people, as in the process title: the phase, and how many slots run something."""
-        title = self.machine.title if self.machine is not None else None
-        if title is None:
+        machine = self.machine
+        title = machine.title if machine is not None else None
+        if machine is None or title is None:
             return "starting"
         lanes = " ".join(f"{name}={slots}" for name, slots in title.lanes)
-        return f"{title.phase}, {title.running}/{title.slots} running, {lanes}"
+        stale = ", on the old code, because the new one did not load" if machine.stale else ""
+        return f"{title.phase}, {title.running}/{title.slots} running, {lanes}{stale}"

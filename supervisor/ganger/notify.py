@@ -1,4 +1,5 @@
-"""What the service manager is told (sd_notify): ready, status, watchdog, stopping, and that a shutdown takes longer.
+"""What the service manager is told (sd_notify): ready, status, watchdog, reloading, stopping, and that a shutdown takes
+longer.
 
 systemd gives the address of a datagram socket in NOTIFY_SOCKET. The loop calls ``turn`` whenever it turns, so that a
 watchdog is only fed by a loop that lives. A send never waits, and whatever becomes of it disturbs nobody: a service
@@ -33,7 +34,8 @@ class Notifier:
         self._beats = None if watchdog is None else max(LEAST, watchdog / 2)
         self._next = 0.0  # when (mono) there is something to look at
         self._beat_at = self._extend_at = 0.0
-        self._ready = self._stopping = False
+        self._ready = self._stopping = self._reloading = False
+        self._reloads = 0  # of which was told
         self._status = ""
 
     def turn(self, now: Now, health: Health) -> float:
@@ -43,9 +45,12 @@ class Notifier:
         words: list[str] = []
         if not self._ready and health.not_ready(now) is None:
             self._ready = True
+            self._reloads = health.reloads
             words.append("READY=1")
         if health.draining:
             words += self._leaving(now)
+        elif self._ready:
+            self._tell_reloads(now, health)
         if health.status != self._status:
             self._status = health.status
             words.append(f"STATUS={self._status}")
@@ -74,6 +79,17 @@ class Notifier:
             self._extend_at = now.mono + EXTEND_EVERY
             words.append(_extend())
         return words
+
+    def _tell_reloads(self, now: Now, health: Health) -> None:
+        """That the handlers are loaded anew, and that this is over, whatever came of it. Each is a message of its own:
+        in one, READY=1 may stand above the other and be taken for no answer."""
+        if health.reloads != self._reloads:
+            self._reloads = health.reloads
+            self._reloading = True
+            self._send(["RELOADING=1", f"MONOTONIC_USEC={now.mono * 1e6:.0f}"])
+        if self._reloading and not health.loading:
+            self._reloading = False
+            self._send(["READY=1"])
 
     def _send(self, words: list[str]) -> None:
         if not words:

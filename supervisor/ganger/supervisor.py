@@ -63,6 +63,7 @@ class Supervisor:
     def __init__(self, config: Config) -> None:
         self.config = config
         self._lock = threading.Lock()
+        self._telling = threading.Lock()  # held while ``_running`` is told something, or is set
         self._thread: threading.Thread | None = None
         self._running: Inbox | None = None
         self._exit_code: int | None = None
@@ -113,9 +114,8 @@ class Supervisor:
         """
         if how not in ("graceful", "terminate", "kill"):
             raise ValueError(f"how is {how!r}: say 'graceful', 'terminate' or 'kill'.")
-        thread, running = self._thread, self._running
-        if running is not None:
-            running.post(m.Stop(how))
+        thread = self._thread
+        self._tell(m.Stop(how))
         if thread is None:
             return self._exit_code
         thread.join(timeout)
@@ -123,6 +123,24 @@ class Supervisor:
             return None
         self._thread = None
         return self._exit_code
+
+    def reload(self) -> bool:
+        """Load the handlers anew, as SIGUSR2 does to one that ``run`` runs; may be called from any thread, also where
+        another one is blocked by ``run`` or its like.
+
+        Returns at once: False if it does not run (harmless), else True. The events tell the rest: ``reloading``, and
+        then ``reloaded``, from where on jobs begin with the new code, or ``boot-failed``, and they go on with the old.
+        One that is stopping does not load anything.
+        """
+        return self._tell(m.Reload())
+
+    def _tell(self, event: m.Event) -> bool:
+        """Tell the one that runs, from whichever thread. False: none does."""
+        with self._telling:
+            if self._running is None:
+                return False
+            self._running.post(event)
+            return True
 
     def run_until_empty(self) -> int:
         """Run until nothing is ready, running or waiting for a retry; return the exit code. Raises KeyboardInterrupt
@@ -258,14 +276,16 @@ class Supervisor:
             )
             if signals is not None:
                 selector.register(signals, EVENT_READ, signals.hear)
-            self._running = inbox
+            with self._telling:
+                self._running = inbox
             try:
                 return loop.run(signals.asked if signals is not None else _nobody, started)
             except Exception as error:
                 events.emit("job-worker-error", error=shortage(error) or traceback.format_exc())
                 return 1
             finally:
-                self._running = None
+                with self._telling:
+                    self._running = None
                 watchers.health.turned = None  # nobody turns any more, and that is right
                 self._last = loop.outcomes[-1] if loop.outcomes else None
                 if lock is not None and not loop.machine.registered:

@@ -106,7 +106,7 @@ def test_it_is_started_stopped_and_started_again_and_leaves_the_applications_sig
         before = [signal.getsignal(number) for number in signal.valid_signals()]
         own = subprocess.Popen(["sleep", "600"])
         supervisor = Supervisor(config())
-        say("stop before start", supervisor.stop())
+        say("before start", supervisor.stop(), supervisor.reload())
         supervisor.start()
         try: supervisor.start()
         except RuntimeError as error: say("twice", str(error))
@@ -117,6 +117,9 @@ def test_it_is_started_stopped_and_started_again_and_leaves_the_applications_sig
         enqueue(conn, "note", 2)
         wait(lambda: archived() == 2)
         say("caught", caught)
+        open("story.py", "a").write("\\nopen('loaded', 'w')\\n")
+        say("reload", supervisor.reload())
+        wait(lambda: os.path.exists("loaded"))
         say("stopped", supervisor.stop(), supervisor.stop())
         enqueue(conn, "note", 3)
         supervisor.start()
@@ -130,8 +133,8 @@ def test_it_is_started_stopped_and_started_again_and_leaves_the_applications_sig
     twice = next(text for name, text in [each for each in what if each[0] == "twice"])
     assert "has been started already" in twice
     assert [each for each in what if each[0] != "twice"] == [
-        ["stop before start", None], ["same handlers", True], ["caught", ["TERM"]], ["stopped", 0, 0],
-        ["stopped again", 0, 1], ["own process", None],
+        ["before start", None, False], ["same handlers", True], ["caught", ["TERM"]], ["reload", True],
+        ["stopped", 0, 0], ["stopped again", 0, 1], ["own process", None],
     ]  # fmt: skip
     assert len(running.named("supervisor-started")) == 2
     assert len(running.named("completed-shutdown")) == 2

@@ -108,6 +108,9 @@ def test_a_life_under_a_service_manager_and_a_prometheus(
         manager.expect("READY=1")
         assert get(url, "/readyz") == get(url, "/livez") == (200, "ok\n")
         manager.expect("WATCHDOG=1", count=manager.told.count("WATCHDOG=1") + 2)
+        running.send(signal.SIGUSR2)
+        manager.expect("READY=1", count=2)
+        assert manager.told.index("RELOADING=1") > manager.told.index("READY=1")
         _jobs_are_counted(stage, url)
 
         if how == "cut":
@@ -163,7 +166,7 @@ def _it_leaves(stage: Stage, running: Running, manager: Manager, url: str) -> No
     held = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))  # and says nothing
     assert running.ended() == 0
     held.close()
-    assert manager.told.count("READY=1") == manager.told.count("STOPPING=1") == 1
+    assert [manager.told.count(word) for word in ("READY=1", "RELOADING=1", "STOPPING=1")] == [2, 1, 1]
     status = [word for word in manager.told if word.startswith("STATUS=")]
     assert "STATUS=running, 0/3 running, default=2 other=1" in status
     assert "STATUS=draining, 1/3 running, default=2 other=1" in status

@@ -40,6 +40,8 @@ class Machine:
         self.loaded = 0  # of the one that new wardens come from; 0: there is none
         self.outdated: set[int] = set()  # of those that have wardens still, at jobs that were begun with them
         self.reload_wanted = False  # asked for while a template was loading
+        self.reloads = 0  # that were begun
+        self.stale = False  # the newest code did not load, so jobs go on with the old
         self.template_ready = False  # one has been ready
         self.template_limit: float | None = None  # when the present one must be
         self.template_failures = 0
@@ -281,6 +283,7 @@ class Machine:
         if self.template_limit is not None:  # it may have read the old files already
             self.reload_wanted = True
             return
+        self.reloads += 1
         self._emit("reloading")
         self._start_template(now)
 
@@ -294,6 +297,7 @@ class Machine:
             self.outdated.add(self.loaded)
             self._emit("reloaded")
         self.loaded = event.generation
+        self.stale = False
         self.template_ready = True
         self.template_failures = 0
         if event.threads:
@@ -306,6 +310,7 @@ class Machine:
         if not self._loads(event.generation):
             return
         self._emit("boot-failed", error=event.error)
+        self.stale = bool(self.loaded)
         if not self.loaded:
             self._template_gone(now)
         self._is_through(now)
