@@ -13,7 +13,13 @@ def test_a_job_runs_and_its_result_is_archived(stage: Stage) -> None:
             print("hello", job.payload["name"])
             return {"greeted": job.payload["name"], "pid": os.getpid()}
     """)
-    supervisor = stage.run("-c", "2")
+    stage.conn.execute(
+        "INSERT INTO proletarian.archived_job (job_id, queue, job_type, payload, attempts, enqueued_at, process_at,"
+        " status, finished_at) SELECT gen_random_uuid(), 'q', 't', '1', 1, ended, ended, 'success', ended"
+        " FROM (VALUES (now() - interval '59 min'), (now() - interval '61 min')) AS old(ended)"
+    )
+    supervisor = stage.run("-c", "2", "--retention", "1h")
+    assert supervisor.expect("archive-pruned")["jobs"] == 1
     job_id = stage.enqueue("greet", {"name": "world"})
     row = stage.archived(job_id)
     assert (row["status"], row["attempts"], row["result"]["greeted"]) == ("success", 1, "world")
@@ -25,6 +31,7 @@ def test_a_job_runs_and_its_result_is_archived(stage: Stage) -> None:
     assert supervisor.stop() == 0
     supervisor.order("shutting-down", "completed-shutdown")
     assert stage.rows("SELECT count(*) FROM proletarian.supervisor") == [(0,)]
+    assert stage.rows("SELECT count(*) FROM proletarian.archived_job") == [(2,)]
 
 
 def test_a_payload_over_the_supervisors_limit_fails_that_job(stage: Stage) -> None:

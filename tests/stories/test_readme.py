@@ -21,17 +21,40 @@ def commands(text: str) -> list[str]:
     return [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
+def spoken(text: str) -> list[str]:
+    """The commands that stand in the text between, once each."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return list(dict.fromkeys(re.findall(r"`((?:ganger|scripts/\w+|pip|pgrep|ps) [^`]+)`", prose)))
+
+
 COMMANDS = commands(README)
-ELSEWHERE = {  # run by other tests, or what runs this one
-    "scripts/demo": "test_demo.py",
-    "scripts/test": "this test",
-    "pip install 'ganger[local]'": "scripts/setup has installed it, with its local PostgreSQL",
-    "ganger top": "test_top.py",
-    "python -m examples.checkpoints.demo": "test_checkpoints.py",
-    "ganger run myjobs:handlers --http 9464": "test_monitoring.py",
-    "python -m examples.example_c.worker": "test_examples.py",
-    "python -m examples.example_c.enqueue_jobs run-3": "test_examples.py",
-}
+INSTALLED = "scripts/setup has installed all extras"
+ELSEWHERE = {  # run by other tests, or before all of them
+    "scripts/demo": "stories/test_demo.py::test_the_demo_shows_what_it_promises_and_leaves_nothing",
+    "scripts/test": "this test is run by it",
+    "pip install 'ganger[local]'": INSTALLED,
+    "ganger top": "stories/test_top.py::test_top_shows_runs_and_takes_orders",
+    "python -m examples.checkpoints.demo":
+        "stories/test_checkpoints.py::test_the_example_repeats_less_than_a_twentieth",
+    "ganger run myjobs:handlers --http 9464":
+        "stories/test_monitoring.py::test_a_life_under_a_service_manager_and_a_prometheus",
+    "python -m examples.example_c.worker": "stories/test_examples.py::test_example_c_a_computing_job_is_awaited",
+    "python -m examples.example_c.enqueue_jobs run-3":
+        "stories/test_examples.py::test_example_c_a_computing_job_is_awaited",
+}  # fmt: skip
+SPOKEN = {
+    "ganger install --sql": "test_cli.py::test_the_printed_sql_installs",
+    "ganger db start": "test_cli.py::test_the_local_postgresql_is_named_and_gets_its_tables",
+    "ganger install --roles": "test_cli_jobs.py::test_orders_that_a_role_may_not_give_are_refused_in_a_sentence",
+    "pgrep -af '^ganger:'": "stories/test_titles_seen.py::test_the_whole_picture",
+    "ps xf": "stories/test_titles_seen.py::test_the_whole_picture",
+    "ganger jobs tail ID":
+        "stories/test_asking.py::test_output_is_followed_to_the_end_of_the_run_and_then_its_outcome_is_told",
+    "ganger jobs stacks ID": "stories/test_asking.py::test_where_everything_is_can_be_asked_while_it_runs_on",
+    "pip install 'ganger[plot]'": INSTALLED,
+    "ganger run … --retention 30d": "stories/test_one_job.py::test_a_job_runs_and_its_result_is_archived",
+    "pip install 'ganger[metrics]'": INSTALLED,
+}  # fmt: skip
 SHOWN = {
     "ganger enqueue count-primes '{\"below\": 200000}'": r"^[0-9a-f-]{36}\n$",
     "ganger run myjobs:handlers --until-empty": r"job-finished +count-primes",
@@ -66,9 +89,14 @@ def home(folder: Path) -> Path:
 
 
 def test_every_command_is_run_somewhere() -> None:
+    """Those that are shown, and those that the text between speaks of."""
     assert sorted(COMMANDS) == sorted([*ELSEWHERE, *SHOWN, *DAY])
+    plain = {" ".join(command.split()[:depth]) for command in COMMANDS for depth in (2, 3)}
+    assert [command for command in spoken(README) if command not in plain] == list(SPOKEN)
     for command in ("scripts/demo", "scripts/test"):
         assert os.access(ROOT / command, os.X_OK)
+    for file, found, name in (where.partition("::") for where in [*ELSEWHERE.values(), *SPOKEN.values()]):
+        assert not found or f"def {name}(" in (ROOT / "tests" / file).read_text(), f"tests/{file} has no {name}"
 
 
 def test_the_first_job_and_the_day_after(home: Path) -> None:

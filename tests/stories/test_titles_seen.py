@@ -94,6 +94,9 @@ def test_the_whole_picture(stage: Stage) -> None:
     if shutil.which("pgrep"):
         listed = subprocess.run(["pgrep", "-af", "^ganger:"], capture_output=True, text=True).stdout
         assert f"{supervisor.pid} ganger: supervisor web1:812 1/3 running default=2 render=1\n" in listed
+    if shutil.which("ps"):
+        tree = subprocess.run(["ps", "xfww"], capture_output=True, text=True).stdout
+        assert f"\\_ ganger: child render/1 compute-in-c {str(job_id)[-8:]} attempt 1 since " in tree
 
 
 def test_a_warden_shows_the_age_while_its_child_is_deep_in_c_code(stage: Stage) -> None:
