@@ -152,16 +152,16 @@ def test_threads_that_compute_are_all_shown_and_none_is_harmed(make_driver: Driv
     """Looking at threads that are changing their frames has crashed one process in a hundred looks."""
     driver = make_driver(HANDLERS)
     driver.start()
-    begin(driver, "compute in threads", "4")
     shown = 0
-    while not driver.saw(m.JobReturned):
-        driver.do(m.TakeStack(SLOT, driver.child, driver.nonce))
-        driver.turn_until(lambda: driver.saw(m.StackTaken) or driver.saw(m.JobReturned), 10, "an answer")
-        taken = [event for event in driver.events if isinstance(event, m.StackTaken)]
-        driver.events[:] = [event for event in driver.events if not isinstance(event, m.StackTaken)]
-        shown += sum(event.text.count("in in_a_thread") == 3 for event in taken)
-    assert driver.expect(m.JobReturned, nonce=driver.nonce).result == b'"computed"'
-    assert shown > 20
+    while shown <= 20:  # a busy machine shows few at a time
+        begin(driver, "compute in threads", "4")
+        while not driver.saw(m.JobReturned):
+            driver.do(m.TakeStack(SLOT, driver.child, driver.nonce))
+            driver.turn_until(lambda: driver.saw(m.StackTaken) or driver.saw(m.JobReturned), 10, "an answer")
+            taken = [event for event in driver.events if isinstance(event, m.StackTaken)]
+            driver.events[:] = [event for event in driver.events if not isinstance(event, m.StackTaken)]
+            shown += sum(event.text.count("in in_a_thread") == 3 for event in taken)
+        assert driver.expect(m.JobReturned, nonce=driver.nonce).result == b'"computed"'
 
 
 @pytest.mark.parametrize("how", ["hold the GIL in C", "wait in C while others compute"])
