@@ -62,6 +62,29 @@ def test_eighty_columns_show_a_run_with_all_its_figures() -> None:
     assert lines[-1].startswith(KEYS[:20])
 
 
+def test_what_is_cut_has_a_mark_and_the_number_of_a_slot_stays() -> None:
+    run = replace(view(1).slots[0], slot="render-on-gpu/17", job_type="漢字" * 30)
+    reasons = ("unknown-job-type", "timeout")
+    ended = tuple(replace(view().ended[0], reason=reason, ago=999999.0) for reason in reasons)
+    lines = shown(replace(view(), slots=(run,), ended=ended), 80, 24)
+    (row,) = [line for line in lines if line.startswith("render-o…/17 ")]
+    assert "漢字漢字漢字漢字… 00000001" in row
+    assert [line.split()[:5] for line in lines if " ago " in line] == [
+        ["11.6d", "ago", "fit", "00000000", "2"], ["11.6d", "ago", "fit", "00000000", "2"],
+    ]  # fmt: skip
+    assert [reason for reason in reasons if f" {reason} " in " ".join(lines)] == list(reasons)
+    assert sum("failure" in line for line in lines) == 1, "where there is room for one of both"
+
+
+def test_sixty_columns_leave_out_what_matters_least() -> None:
+    lines = shown(view(), 60, 24)
+    (first,) = [line for line in lines if line.startswith("default/1 ")]
+    assert first.split() == ["default/1", "render-frame", "00000001", "30s/10m", "99", "3.0G"]
+    (second,) = [line for line in shown(view(), 79, 24) if line.startswith("default/2 ")]
+    assert "░░░░   2%" in second
+    assert lines[-1].startswith("q quit")
+
+
 def test_a_wide_screen_shows_more() -> None:
     lines = shown(view(), 160, 40)
     (third,) = [line for line in lines if line.startswith("default/3 ")]
@@ -111,9 +134,12 @@ def test_the_tree_of_the_chosen_run() -> None:
     assert any(line.startswith("QUEUE") for line in shown(view(), 80, 24, tree=True))  # nothing is chosen
 
 
-def test_a_database_that_is_away_is_told_in_the_first_line() -> None:
-    lines = shown(view(error="connection refused " * 20), 80, 24)
-    assert "database: connection refused" in lines[0]
+def test_a_database_that_is_away_is_told_with_the_whole_reason() -> None:
+    lines = shown(view(error="connection to a long name " * 8 + "refused"), 80, 24)
+    assert lines[1].startswith("database: connection to a long name")
+    assert lines[3].endswith("refused")
+    assert lines[4].startswith("SUPERVISOR")
+    assert shown(view(error="and so on " * 80), 80, 24)[3].endswith("…")
     assert shown(view(), 80, 24, footer="Cancel it? y/n")[-1] == "Cancel it? y/n"
 
 

@@ -27,6 +27,7 @@ EVERY: Final = 1.0  # seconds between two lines of --stream
 HELP: Final = """keys:
   arrows, j, k   select a run, or a job that has ended
   enter          show the processes of the selected run
+  s              show where in the code it is, if it runs on this host
   c, K           cancel or kill it
   r              retry a job that has ended
   p              pause its queue, or resume it

@@ -1,12 +1,13 @@
 """The lines of ``ganger top``: a view, cut to a screen of so many columns and rows.
 
 Only rows that are visible are made. Columns have fixed widths, but for the one that takes what is left; what does not
-fit is cut, never wrapped. Nothing is read here, and no time is asked.
+fit is cut, with a mark, and a narrow screen has fewer columns. Nothing is read here, and no time is asked.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -21,7 +22,9 @@ from ganger.formats import age, lasting, size
 from ganger.top.model import Ended, Process, Queue, Slot, Supervisor, View
 
 WIDE: Final = 120  # columns from which on there is room for more
-KEYS: Final = "↑↓ select  enter tree  s stacks  c cancel  K kill  r retry  p pause  q quit"
+CUT: Final = "…"
+ERROR_LINES: Final = 3
+KEYS: Final = "q quit  ↑↓ select  enter tree  s stacks  c cancel  K kill  r retry  p pause"
 HEAD: Final = "bold reverse"
 PHASES: Final = {"running": "green", "draining": "yellow", "terminating": "red"}
 STATUSES: Final = {"success": "green", "failure": "red", "cancelled": "yellow"}
@@ -70,7 +73,7 @@ class Column(NamedTuple):
     width: int  # 0: what is left
     cell: Callable[[Any], object]
     right: bool = False
-    wide: bool = False  # only on a wide screen
+    at_least: int = 0  # cells that a screen must have for it
     style: Callable[[Any], str] = lambda row: ""
 
 
@@ -91,8 +94,9 @@ def draw(view: View, screen: Screen) -> list[Text]:
         tree or _Section(_QUEUES, view.queues, 2),
         _Section(_ENDED, view.ended, 3),
     ]
-    shares = _share([len(section.rows) for section in sections], [s.least for s in sections], screen.height - 2)
-    lines = [_title(view, screen)]
+    lines = [_title(view, screen), *_error(view, screen.width)]
+    room = screen.height - 1 - len(lines)
+    shares = _share([len(section.rows) for section in sections], [s.least for s in sections], room)
     for section, share in zip(sections, shares, strict=True):
         lines += section.draw(share, screen, chosen)
     lines = lines[: screen.height - 1]
@@ -124,7 +128,7 @@ class _Section:
         """The head and ``share`` rows: the first ones, or those around the chosen one."""
         if not share:
             return []
-        columns = [column for column in self.columns if screen.width >= WIDE or not column.wide]
+        columns = [column for column in self.columns if screen.width >= column.at_least]
         fixed = sum(column.width for column in columns) + len(columns) - 1
         widths = [column.width or max(screen.width - fixed, 4) for column in columns]
         first = 0
@@ -138,9 +142,14 @@ class _Section:
 
 
 def _head(columns: Sequence[Column], widths: Sequence[int], width: int, note: str) -> Text:
-    words = (_fit(column.head, cells, column.right) for column, cells in zip(columns, widths, strict=True))
+    words = (_fit(column.head, cells, column.right, mark="") for column, cells in zip(columns, widths, strict=True))
     text = set_cell_size(" ".join(words), width)
-    return Text(text[: len(text) - len(note)] + note if note else text, HEAD)
+    if note:
+        kept = text[: -len(note)]
+        if text[len(kept)] != " ":  # of a word that is hidden in part, nothing stays
+            kept = kept[: kept.rfind(" ") + 1].ljust(len(kept))
+        text = kept + note
+    return Text(text, HEAD)
 
 
 def _row(columns: Sequence[Column], widths: Sequence[int], row: Any, width: int, *, marked: bool) -> Text:
@@ -157,13 +166,19 @@ def _row(columns: Sequence[Column], widths: Sequence[int], row: Any, width: int,
     return made
 
 
-def _fit(text: str, width: int, right: bool = False) -> str:
-    """Exactly ``width`` columns of a text, whatever characters it has."""
-    if not text.isprintable():
-        text = "".join(character if character.isprintable() else "?" for character in text)
-    if right and (short := width - cell_len(text)) > 0:
-        return " " * short + text
-    return set_cell_size(text, width)
+def _fit(text: str, width: int, right: bool = False, mark: str = CUT) -> str:
+    """Exactly ``width`` cells of a text, whatever characters it has."""
+    text = _printable(text)
+    short = width - cell_len(text)
+    if short < 0:
+        return set_cell_size(text, width - len(mark)) + mark
+    return " " * short + text if right else text + " " * short
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _cut(text: Text, width: int) -> Text:
@@ -179,11 +194,17 @@ def _title(view: View, screen: Screen) -> Text:
     text = Text("ganger top ", "bold")
     slots = len(view.slots) + view.idle
     text.append(f"{screen.clock} on {view.host}  {len(view.slots)}/{slots} slots busy", "")
-    if view.error is not None:
-        text.append(f"  database: {view.error}", "bold red")
-    elif any(queue.paused and not queue.name for queue in view.queues):
+    if any(queue.paused and not queue.name for queue in view.queues):
         text.append("  all queues are paused", "bold yellow")
     return _cut(text, screen.width)
+
+
+def _error(view: View, width: int) -> list[Text]:
+    """Why the database tells nothing: the reason often stands at the end of the sentence."""
+    if view.error is None:
+        return []
+    lines = textwrap.wrap(_printable(f"database: {view.error}"), width, max_lines=ERROR_LINES, placeholder=CUT)
+    return [_cut(Text(line, "bold red"), width) for line in lines]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -203,8 +224,8 @@ def _beat_style(one: Supervisor) -> str:
 
 _SUPERVISORS: Final = (
     Column("SUPERVISOR", 24, lambda one: one.name),
-    Column("HOST", 16, lambda one: one.host, wide=True),
-    Column("PID", 8, lambda one: one.pid, right=True, wide=True),
+    Column("HOST", 16, lambda one: one.host, at_least=WIDE),
+    Column("PID", 8, lambda one: one.pid, right=True, at_least=WIDE),
     Column("PHASE", 11, lambda one: one.phase, style=lambda one: PHASES.get(one.phase, "")),
     Column("BUSY", 7, lambda one: f"{one.running}/{one.slots or '?'}", right=True),
     Column("BEAT", 5, _beat, right=True, style=_beat_style),
@@ -215,9 +236,16 @@ _SUPERVISORS: Final = (
 # ---------------------------------------------------------------------------------------------------------------------
 # Runs
 
+PLACE: Final = 12  # cells for the name of a slot
+
 
 def _place(slot: Slot) -> str:
-    return slot.slot if slot.slot is not None else f"@{slot.host}"
+    """Of a lane with a long name the number is seen all the same."""
+    if slot.slot is None:
+        return f"@{slot.host}"
+    lane, stroke, number = slot.slot.rpartition("/")
+    room = PLACE - len(stroke) - len(number)
+    return slot.slot if cell_len(lane) <= room else f"{set_cell_size(lane, room - 1)}{CUT}{stroke}{number}"
 
 
 def _limit(slot: Slot) -> str:
@@ -244,18 +272,18 @@ def _state(slot: Slot) -> str:
 
 
 _SLOTS: Final = (
-    Column("SLOT", 12, _place),
+    Column("SLOT", PLACE, _place),
     Column("JOB TYPE", 0, _state, style=lambda slot: "yellow" if slot.cancel or slot.stalled else "bold"),
     Column("JOB", 8, lambda slot: slot.short_id),
-    Column("TRY", 3, lambda slot: slot.attempt, right=True),
+    Column("TRY", 3, lambda slot: slot.attempt, right=True, at_least=76),
     Column("AGE/LIMIT", 10, _limit, right=True, style=_limit_style),
-    Column("DONE", 9, lambda slot: _bar(slot, 4), style=lambda slot: "cyan"),
-    Column("LEFT", 5, lambda slot: "" if slot.left is None else age(slot.left), right=True, wide=True),
+    Column("DONE", 9, lambda slot: _bar(slot, 4), style=lambda slot: "cyan", at_least=70),
+    Column("LEFT", 5, lambda slot: "" if slot.left is None else age(slot.left), right=True, at_least=WIDE),
     Column("CPU%", 5, lambda slot: "" if slot.cpu is None else f"{slot.cpu:.0f}", right=True),
-    Column("MEM", 5, lambda slot: size(slot.rss), right=True),
-    Column("PR", 3, lambda slot: len(slot.processes) or "", right=True),
-    Column("QUEUE", 14, lambda slot: slot.queue or "", wide=True),
-    Column("SUPERVISOR", 24, lambda slot: slot.supervisor, wide=True),
+    Column("MEM", 5, lambda slot: size(slot.rss), right=True, at_least=50),
+    Column("PR", 3, lambda slot: len(slot.processes) or "", right=True, at_least=80),
+    Column("QUEUE", 14, lambda slot: slot.queue or "", at_least=WIDE),
+    Column("SUPERVISOR", 24, lambda slot: slot.supervisor, at_least=WIDE),
 )
 
 
@@ -300,24 +328,31 @@ def _queue_name(queue: Queue) -> str:
 _QUEUES: Final = (
     Column("QUEUE", 0, _queue_name, style=lambda queue: "bold yellow" if queue.paused else ""),
     Column("READY", 9, lambda queue: queue.ready, right=True),
-    Column("SCHEDULED", 9, lambda queue: queue.scheduled, right=True),
+    Column("SCHEDULED", 9, lambda queue: queue.scheduled, right=True, at_least=60),
     Column("RUNNING", 9, lambda queue: queue.running, right=True),
     Column("OLDEST", 7, lambda queue: "" if queue.oldest is None else age(queue.oldest), right=True),
 )
 
 
+HOW: Final = 20  # cells for how a job ended
+
+
 def _how(ended: Ended) -> str:
-    return f"{ended.status} {ended.reason}" if ended.reason and ended.reason != ended.status else ended.status
+    """Of a reason that is long the status can be told."""
+    if not ended.reason or ended.reason == ended.status:
+        return ended.status
+    both = f"{ended.status} {ended.reason}"
+    return both if len(both) <= HOW else ended.reason
 
 
 _ENDED: Final = (
-    Column("ENDED", 7, lambda ended: f"{age(ended.ago)} ago", right=True),
+    Column("ENDED", 9, lambda ended: f"{age(ended.ago)} ago", right=True),
     Column("JOB TYPE", 0, lambda ended: ended.job_type),
     Column("JOB", 8, lambda ended: ended.job_id.hex[-8:]),
-    Column("TRY", 3, lambda ended: ended.attempts, right=True),
-    Column("HOW", 20, _how, style=lambda ended: STATUSES.get(ended.status, "")),
-    Column("WALL", 6, lambda ended: lasting(ended.wall), right=True),
-    Column("MEM", 5, lambda ended: size(ended.rss), right=True),
-    Column("QUEUE", 14, lambda ended: ended.queue, wide=True),
-    Column("HOST", 16, lambda ended: ended.host or "", wide=True),
+    Column("TRY", 3, lambda ended: ended.attempts, right=True, at_least=76),
+    Column("HOW", HOW, _how, style=lambda ended: STATUSES.get(ended.status, "")),
+    Column("WALL", 6, lambda ended: lasting(ended.wall), right=True, at_least=60),
+    Column("MEM", 5, lambda ended: size(ended.rss), right=True, at_least=70),
+    Column("QUEUE", 14, lambda ended: ended.queue, at_least=WIDE),
+    Column("HOST", 16, lambda ended: ended.host or "", at_least=WIDE),
 )
