@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
+from unicodedata import combining, east_asian_width
 
 # What a terminal would obey, spelt out; a tab is harmless.
 CONTROL: Final = {code: repr(chr(code))[1:-1] for code in (*range(32), 127, *range(128, 160)) if chr(code) != "\t"}
@@ -31,15 +32,21 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> 
     if not rows:
         return empty
     cells = [list(head), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    widths = [max(_width(row[column]) for row in cells) for column in range(len(head))]
     right = [all(isinstance(row[column], int) for row in rows) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in cells
-    )
+    return "\n".join("  ".join(map(_filled, row, widths, right)).rstrip() for row in cells)
+
+
+def _filled(cell: str, width: int, to_right: bool) -> str:
+    blanks = " " * (width - _width(cell))
+    return blanks + cell if to_right else cell + blanks
+
+
+def _width(text: str) -> int:
+    """How many columns of a terminal it takes: a CJK character takes two, one that is put onto another none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
 
 
 def clock(text: object) -> str:
