@@ -263,6 +263,17 @@ def transaction(conn: Connection, *, limit: float | None = None) -> Iterator[Non
         conn.answer_limit = usual
 
 
+@contextlib.contextmanager
+def single(conn: Connection) -> Iterator[None]:
+    """The same for one statement alone: PostgreSQL makes it a transaction by itself, under the settings of our session,
+    with one way there and back in place of three. Behind a pooler it is like any other."""
+    if conn.pooled:
+        with transaction(conn):
+            yield
+    else:
+        yield
+
+
 def _row(conn: Connection, name: str, schema: str, values: Mapping[str, Any] | None = None) -> TupleRow | None:
     return conn.execute(statement(name, schema), values).fetchone()
 
@@ -550,7 +561,7 @@ class Outlook:
 
 def outlook(conn: Connection, schema: str, queues: Sequence[str]) -> Outlook:
     """Return the oldest transaction that may still commit, and when the next scheduled row is due."""
-    with transaction(conn):
+    with single(conn):
         row = _row(conn, "outlook", schema, {"queues": list(queues)})
     assert row is not None
     return Outlook(*row)
@@ -594,7 +605,7 @@ _FROM_THE_START: Final = Watermark(32767, "-infinity")
 def claim(
     conn: Connection, schema: str, order: Claim, watermarks: Mapping[str, Watermark] = MappingProxyType({})
 ) -> tuple[tuple[Job, ...], tuple[int, ...], tuple[bool, ...], dict[str, Watermark | None]]:
-    """Claim for every lane what is free, from its queues in their order, in one transaction.
+    """Claim for every lane what is free, from its queues in their order, in one transaction where there are several.
 
     A queue with a watermark is claimed from there on, the others from the start. Returns the jobs, the lane of each,
     for each lane whether it got all it asked for, and for each queue it claimed from the next watermark: None if the
@@ -604,7 +615,9 @@ def claim(
     lanes: list[int] = []
     more: list[bool] = []
     marks: dict[str, Watermark | None] = {}
-    with transaction(conn):
+    asked = sum(len(lane.queues) for lane in order.lanes if lane.free)
+    # What a claim took whose second half failed comes to light like the rows of any claim whose answer was lost.
+    with single(conn) if asked == 1 else transaction(conn):
         for number, lane in enumerate(order.lanes):
             free = lane.free
             for queue in lane.queues if free else ():
@@ -695,7 +708,7 @@ def save_checkpoint(conn: Connection, schema: str, order: SaveCheckpoint) -> boo
 
 def finish(conn: Connection, schema: str, outcomes: Sequence[Archive]) -> set[UUID]:
     """Archive jobs that are over. Returns the run ids that were stored; the others' rows were not theirs any more."""
-    with transaction(conn):
+    with single(conn):
         return _finish(conn, schema, outcomes)
 
 

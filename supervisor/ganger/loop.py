@@ -1,4 +1,5 @@
-"""The loop: the only place of the parent that waits. One wait, one deadline.
+"""The loop: the only place of the parent that waits. One wait, one deadline (and a lull, where all slots are at short
+jobs with others behind them: then what comes is taken in together).
 
 It carries what happens to the core and what the core commands to whoever does it, and decides nothing. Everything that
 could take long has a thread of its own (the database, the callbacks, the writing of events), so a kill is never late
@@ -138,6 +139,10 @@ class Loop:
             if self.turned is not None:
                 patience = self.turned(now)
                 due = patience if due is None else min(due, patience)
+            lull = self.machine.lull()
+            if lull and (due is None or due > lull):
+                time.sleep(lull)
+                due = None if due is None else due - lull
             for key, _ in self.selector.select(due):
                 key.data()
             for how in asked(time.monotonic()):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ganger.core import messages as m
-from ganger.core.pace import BYTES, DEEPEST, MOST, SHORT, SOCKET, WAITS, Pace
+from ganger.core.book import GATHER
+from ganger.core.pace import BYTES, DEEPEST, LULL, MOST, SHORT, SOCKET, WAITS, Pace
 from ganger.core.slot import State
 from tests.core.test_machine import SLOT, Desk
 
-JOB_S = 0.0025
+JOB_S = 0.03  # seconds; only one such job waits in a child's socket
 
 
 class Rush(Desk):
@@ -64,9 +65,9 @@ def test_nothing_is_claimed_ahead_before_jobs_are_known_to_be_short() -> None:
 
 
 def test_what_is_claimed_ahead_is_what_a_round_trip_uses_up() -> None:
-    pace = Pace(trip_s=0.01)
+    pace = Pace(trip_s=0.1)
     pace.ended(0.005)
-    assert pace.ahead(2) == 2 + 8  # twice 2 slots x 10 ms / 5 ms, and one for each slot
+    assert pace.ahead(2) == 2 + 80  # twice 2 slots x 100 ms / 5 ms, and one for each slot
     pace.ended(1.0)  # one long job, and no more is claimed ahead
     assert pace.ahead(2) == 0
 
@@ -104,7 +105,7 @@ def test_a_slot_needs_more_for_a_job_than_the_job_itself_and_that_counts() -> No
         pace.answered(0.02, now)
         now += 0.02
     assert pace.each_s == pytest.approx(0.002)
-    assert pace.ahead(2) == 2 + 20
+    assert pace.ahead(2) == 2 + 80
     pace.ended(0.0001)
     pace.answered(0.02, now + 60)  # nothing was there to do: that is no pace
     assert pace.each_s == pytest.approx(0.002)
@@ -156,7 +157,7 @@ def test_more_jobs_wait_in_a_childs_socket_where_they_are_very_short_and_small()
     desk.machine.pool.paces[0].job_s = 0.001
     jobs = desk.claim(6)
     first, *ahead = desk.sent()[1:]
-    assert [sent.job for sent in ahead] == jobs[1:5]
+    assert [sent.job for sent in ahead] == jobs[1:]
     assert [sent.after for sent in ahead] == [first.nonce, *(sent.nonce for sent in ahead[:-1])]
 
 
@@ -348,7 +349,7 @@ def test_outcomes_are_gathered_while_every_slot_is_at_a_short_job() -> None:
         desk.begins(sent)
         desk.ends(sent)
     assert len(desk.said(m.Archive)) == told
-    desk.wait(0.1)
+    desk.wait(GATHER)
     assert len(desk.said(m.Archive)) == told + 2
 
 
@@ -358,3 +359,28 @@ def test_an_outcome_is_stored_at_once_where_a_slot_is_idle() -> None:
     desk.returned()
     desk.child_ends(m.Exit(exit_code=0))
     assert len(desk.said(m.Archive)) == 1
+
+
+def test_what_children_say_may_wait_only_while_each_has_more_to_do_than_that() -> None:
+    """While it waits no child waits, and no order is late that anybody could notice."""
+    desk = Rush()
+    lull = desk.machine.lull
+    assert lull() == 0, "the slot is free"
+    desk.claim(1)
+    desk.begins(desk.sent()[-1])
+    assert lull() == 0, "nothing waits behind its job"
+    desk.claim(1)
+    assert lull() == min(LULL, JOB_S / 2)
+    desk.machine.pool.paces[0].job_s = 0.001
+    assert lull() == 0.001 / 2
+    desk.wait(SHORT + 0.01)
+    assert lull() == 0, "its job turns out long"
+    assert Desk(2).idle().machine.lull() == 0
+
+
+def test_nothing_waits_at_shutdown() -> None:
+    desk = Rush()
+    desk.begun()
+    assert desk.machine.lull() > 0
+    desk.hear(m.Stop())
+    assert desk.machine.lull() == 0

@@ -52,9 +52,15 @@ class Ahead(Steps):
                     wanted[lane] += max(0, ahead - waiting)
         return wanted
 
-    def pressed(self) -> bool:
-        """Whether every slot is at a short job and has another waiting: then outcomes may be gathered for a moment."""
-        return all(slot.state is State.BUSY and slot.next for slot in self.slots.values())
+    def lull(self) -> float:
+        """For how long, in seconds, what children say may wait, to be taken in together: half of the time that the
+        jobs in the emptiest socket take. None where a slot is free, or at a long job, or has nothing behind its job."""
+        lull = pace.LULL
+        for slot in self.slots.values():
+            if slot.state is not State.BUSY or not slot.next or slot.revoking:
+                return 0.0
+            lull = min(lull, self.paces[slot.lane].lasts_for(len(slot.next)) / 2)
+        return lull
 
     def recall(self) -> None:
         """Give back what waits, and ask for what was sent ahead: none of it is to be started any more."""

@@ -17,7 +17,7 @@ from ganger.core.lease import LOOK_INTERVAL, Lease, Watcher
 from ganger.core.rules import Rules
 from ganger.core.wakeup import FLAG_HOLDS, Wakeup
 
-GATHER: Final = 0.03  # seconds that outcomes wait for each other while all slots are at short jobs
+GATHER: Final = 0.08  # seconds that outcomes wait for each other while all slots are at short jobs
 GATHER_MOST: Final = 200
 
 

@@ -82,6 +82,11 @@ class Machine:
             dues += self._shutdown_deadlines()
         return max(0.0, min(dues) - now.mono) if dues else None
 
+    def lull(self) -> float:
+        """Seconds that whatever comes may wait, so that more of it is taken in together: a turn costs much of what it
+        costs for one event or for many, and while jobs are short all CPUs are wanted for them."""
+        return self.pool.lull() if self._claims() else 0.0
+
     def _take(self) -> list[m.Command]:
         taken = self.commands.copy()
         self.commands.clear()
@@ -115,7 +120,7 @@ class Machine:
             self.book.ask(now, *self._claimable(), types)
             if self._nothing_left():
                 self._stop(m.Stop(), now)
-        self.book.send(now, gather=self._claims() and self.pool.pressed())
+        self.book.send(now, gather=self.lull() > 0)
         self._retitle()
 
     def _claims(self) -> bool:

@@ -18,12 +18,13 @@ SHORT: Final = 0.05  # seconds; a lane whose jobs take longer claims nothing ahe
 WAITS: Final = 0.25  # seconds that a job may wait here for a slot, before it goes back to its queue
 MOST: Final = 256  # jobs ahead of one lane
 BYTES: Final = 8 << 20  # payloads ahead of one lane
-DEEPEST: Final = 8  # jobs in a child's socket
-DEEP: Final = 0.004  # seconds that they may take together
+DEEPEST: Final = 32  # jobs in a child's socket
+DEEP: Final = 0.02  # seconds that they may take together
+LULL: Final = 0.01  # seconds, at most, that what children say may wait while all have jobs in their sockets
 SOCKET: Final = 64 << 10  # bytes that their payloads may have together, far below what a socket holds
 LEAST: Final = 0.0003  # seconds that a slot needs for the shortest job, with all that is around it
-TURN: Final = 0.01  # seconds; claims that follow each other more closely cost more than they bring
-_LULL: Final = 1.0  # seconds between two claims after which what ended between them tells nothing
+TURN: Final = 0.08  # seconds; claims that follow each other more closely cost more than they bring
+_LATELY: Final = 1.0  # seconds between two claims after which what ended between them tells nothing
 _NEW: Final = 0.2  # weight of a new measurement
 
 
@@ -51,6 +52,10 @@ class Pace:
             return 0
         return max(1, min(DEEPEST, int(DEEP / max(self.job_s, LEAST)), int(SOCKET / max(self.payload, 1.0))))
 
+    def lasts_for(self, jobs: int) -> float:
+        """How long so many jobs take one after another, in seconds; 0 where that is not known."""
+        return 0.0 if self.job_s is None else jobs * max(self.job_s, LEAST)
+
     def ended(self, wall_s: float) -> None:
         """A job has ended after so long."""
         self._ends += 1
@@ -67,7 +72,7 @@ class Pace:
         """A claim was answered; what it brought is looked at after this."""
         self.careful = False
         self.trip_s += _NEW * (trip_s - self.trip_s)
-        if self._ends and now - self._answered_at < _LULL:
+        if self._ends and now - self._answered_at < _LATELY:
             each_s = (now - self._answered_at) / self._ends
             self.each_s = each_s if self.each_s is None else self.each_s + _NEW * (each_s - self.each_s)
         self._ends, self._answered_at = 0, now
