@@ -44,6 +44,7 @@ SHARED = {
     "page": {"gang"},
     "titles": {"supervisor", "loop", "gang", "top"},
     "tree": {"gang"},
+    "tracing": {"client"},
     "trust": {"gang"},
     "units": set(FLOOR),
     "wire": {"gang"},

@@ -27,6 +27,7 @@ from psycopg.rows import tuple_row
 from ganger.config import LARGEST, SHUTDOWNS
 from ganger.database import SCHEMA, SchemaMissing
 from ganger.sql import BadSchemaName, check_schema_name, statement
+from ganger_child import tracing
 from ganger_child.units import LONGEST
 from ganger_child.words import message, shown
 
@@ -122,6 +123,7 @@ def enqueue(
     ``job_id`` is the caller's own id, remembered as long as the job is in the archive; ``unique_key`` allows one live
     job at a time. A second one of either raises DuplicateJob, or with ``on_duplicate="ignore"`` returns the id of the
     job that is there. ``notify=False`` is for transactions that are to be PREPAREd, and leaves it to the next poll.
+    The trace that is current in OpenTelemetry goes with the job.
 
     Raises BadJob for an argument that cannot be, DuplicateJob, SchemaMissing, and what psycopg raises.
     """
@@ -218,7 +220,7 @@ def enqueue_many(
         # below is then a savepoint. Without this statement it would be the block's, and committed at its end.
         cursor.execute("SELECT")
         with conn.transaction():
-            row = cursor.execute(statement("enqueue_prepare", schema)).fetchone()
+            row = cursor.execute(statement("enqueue_prepare", schema), {"trace": manner.trace}).fetchone()
             assert row is not None
             now, may_copy = datetime.fromisoformat(row[0]), row[1]
             if may_copy and not any(call.keyed for call in calls):
@@ -266,6 +268,7 @@ class _Manner:
     dumps: Dumps
     schema: str
     max_payload: int
+    trace: str | None  # for the rows' default; None: nothing is known of traces here
 
     @staticmethod
     def checked(on_duplicate: object, notify: object, dumps: object, schema: object, max_payload: object) -> _Manner:
@@ -276,7 +279,7 @@ class _Manner:
             raise BadJob(f"dumps is {shown(dumps)}: give a function that makes JSON of a value.")
         wanted: Any = _word("on_duplicate", on_duplicate, ("raise", "ignore"))
         most = _whole("max_payload", max_payload, range(1, LARGEST + 1))
-        return _Manner(wanted, notify, dumps, read_schema(schema), most)
+        return _Manner(wanted, notify, dumps, read_schema(schema), most, tracing.current())
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +310,7 @@ class _Enqueue:
             "job_id": uuid7() if job_id is None else job_id,
             "unique_key": unique_key,
             "notify": manner.notify,
+            "trace": manner.trace,
         }
         text = statement("enqueue", manner.schema)
         return _Enqueue(text, values, " or ".join(keys), manner.on_duplicate == "ignore")

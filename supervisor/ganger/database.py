@@ -658,8 +658,8 @@ def _claim_queue(
 
 
 def _job(row: TupleRow) -> Job:
-    job_id, run_id, claim_id, queue, job_type, payload, *rest, checkpoint, _, _, _ = row
-    rest.append(None if checkpoint is None else checkpoint.encode())
+    job_id, run_id, claim_id, queue, job_type, payload, *rest, checkpoint, trace, _, _, _ = row
+    rest += [None if checkpoint is None else checkpoint.encode(), trace]
     return Job(job_id, run_id, claim_id, queue, job_type, payload.encode(), *rest)
 
 

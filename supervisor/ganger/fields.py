@@ -30,8 +30,10 @@ def run(command: m.SendJob | m.SendPostmortem) -> dict[str, Any]:
     """The fields that tell a child of a run."""
     job, limits = command.job, command.limits
     checkpoint = {} if job.checkpoint is None else {"checkpoint": len(job.checkpoint)}  # the end of the body
+    trace = {} if job.trace is None else {"trace": job.trace}
     return {
         **checkpoint,
+        **trace,
         "nonce": command.nonce,
         "job": {
             "job_id": str(job.job_id),

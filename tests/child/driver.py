@@ -105,12 +105,14 @@ class Driver:
         *,
         body: bytes | None = None,
         checkpoint: int | None = None,
+        trace: str | None = None,
         **limits: Any,
     ) -> int:
         """Send a job and return its nonce. ``checkpoint``: so many bytes at the end of the body are one."""
         self._nonce += 1
         text = json.dumps(payload).encode() if body is None else body
         facts: dict[str, Any] = {"job": _facts(job_type), "limits": _limits(limits), "checkpoint": checkpoint}
+        facts["trace"] = trace
         assert self.wire.send("run", text, nonce=self._nonce, **facts)
         return self._nonce
 
@@ -128,7 +130,15 @@ class Driver:
             assert self.callbacks() == {}
         return report
 
-    def postmortem(self, death: dict[str, Any], job_type: str = "echo", payload: Any = None, **limits: Any) -> Message:
+    def postmortem(
+        self,
+        death: dict[str, Any],
+        job_type: str = "echo",
+        payload: Any = None,
+        *,
+        trace: str | None = None,
+        **limits: Any,
+    ) -> Message:
         """Ask about a job that died in another child."""
         self._nonce += 1
         self.wire.send(
@@ -138,6 +148,7 @@ class Driver:
             job=_facts(job_type),
             limits=_limits(limits),
             death=death,
+            trace=trace,
         )
         return self.next("raised")
 

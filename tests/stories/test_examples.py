@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -153,6 +154,30 @@ def test_example_c_a_second_ctrl_c_does_not_wait(scene: Scene) -> None:
         in_order(worker.shown, "shutting-down", "job-interrupted", "completed-shutdown")
         assert "Done." not in worker.shown
     assert scene.rows("SELECT state, attempts FROM proletarian.job") == [(1, 0)]
+
+
+def test_jobs_are_in_the_trace_of_who_enqueues_them(scene: Scene) -> None:
+    """Each attempt is a span of it, below the enqueuer's: one that works, two that fail, one that is killed in its
+    handler. They go out in batches, and before a child waits for another job, in which it may be killed."""
+    with Terminal("-m", "examples.tracing.demo", environ=scene.environ) as demo:
+        trace = demo.expect(r"enqueued in trace (\w{32})\.").group(1)
+        assert demo.leave() == 0
+    told = re.findall(
+        r"span (\w{32}) (\w{16}) ([-\w]{16}) '([\w ]+)' (\w+)(?: ganger\.job\.type=(\S+) \S+=(\d))?", demo.shown
+    )
+    assert {span[0] for span in told} == {trace}, demo.shown
+    by_name = {name: (span, above) for _, span, above, name, *_ in told}
+    order, order_above = by_name["order"]
+    assert order_above == "-" * 16
+    attempts = {(job, attempt): (above, status) for _, _, above, name, status, job, attempt in told if job}
+    assert attempts == {
+        ("good", "1"): (order, "UNSET"),
+        ("bad", "1"): (order, "ERROR"),
+        ("bad", "2"): (order, "ERROR"),
+        ("endless", "1"): (order, "ERROR"),
+    }
+    (good,) = (span for _, span, _, _, _, job, _ in told if job == "good")
+    assert by_name["work"][1] == good
 
 
 @pytest.mark.timeout(240)

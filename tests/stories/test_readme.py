@@ -36,6 +36,7 @@ ELSEWHERE = {  # run by other tests, or before all of them
     "ganger top": "stories/test_top.py::test_top_shows_runs_and_takes_orders",
     "python -m examples.checkpoints.demo":
         "stories/test_checkpoints.py::test_the_example_repeats_less_than_a_twentieth",
+    "python -m examples.tracing.demo": "stories/test_examples.py::test_jobs_are_in_the_trace_of_who_enqueues_them",
     "ganger run myjobs:handlers --http 9464":
         "stories/test_monitoring.py::test_a_life_under_a_service_manager_and_a_prometheus",
     "python -m examples.example_c.worker": "stories/test_examples.py::test_example_c_a_computing_job_is_awaited",
@@ -54,6 +55,7 @@ SPOKEN = {
     "pip install 'ganger[plot]'": INSTALLED,
     "ganger run … --retention 30d": "stories/test_one_job.py::test_a_job_runs_and_its_result_is_archived",
     "pip install 'ganger[metrics]'": INSTALLED,
+    "pip install 'ganger[otel]'": INSTALLED,
 }  # fmt: skip
 SHOWN = {
     "ganger enqueue count-primes '{\"below\": 200000}'": r"^[0-9a-f-]{36}\n$",

@@ -30,7 +30,7 @@ from time import monotonic, sleep
 from traceback import print_exc
 from typing import Any, Final, NamedTuple, NoReturn
 
-from ganger_child import guard, outcome, retry, titles, tree
+from ganger_child import guard, outcome, retry, titles, tracing, tree
 from ganger_child.cleanliness import Cleanliness, stop_timers
 from ganger_child.coroutines import Coroutines
 from ganger_child.errors import (
@@ -105,6 +105,7 @@ class _Run:
     job: Job
     job_type: JobType
     interrupt: Interrupt
+    trace: tracing.Attempt
     cost: _Cost = field(default_factory=_Cost)
     exception: BaseException | None = None
     leftovers: bool = False  # something that the handler started goes on
@@ -129,6 +130,7 @@ class Child:
         self._coroutines = Coroutines()
         self._meter = _Meter()
         self._cleanliness: Cleanliness | None = None
+        self._exports = tracing.Exports()
         self._desk = Desk(page, channel, self._say, options.max_checkpoint, self._pid)
         self._report: tuple[bytes, dict[str, Any]] | None = None  # of a run that returned, not told yet
         self._failed: _Run | None = None
@@ -176,7 +178,19 @@ class Child:
         """The next message; first those that a handler came upon when it waited for an answer."""
         if self._desk.left:
             return Received([self._desk.left.popleft()])
-        return self._channel.receive(wait=self._report is None, limit=1)
+        wait = self._report is None
+        if wait and self._exports.due:
+            received = self._channel.receive(wait=False, limit=1)
+            if received.messages or received.closed:
+                return received
+            self._export()
+        return self._channel.receive(wait=wait, limit=1)
+
+    def _export(self) -> None:
+        """Bring spans out while nothing else is to be done. The connection that an exporter opens is no job's."""
+        if self._exports.flush() and self._stays and self._cleanliness is not None:
+            with suppress(OSError):
+                self._cleanliness.renew()
 
     def retire(self) -> None:
         """Flush and close what the jobs left open, as far as ``_RETIRE_BOUND`` seconds allow."""
@@ -204,6 +218,7 @@ class Child:
         self._worked_s += run.cost.wall_s
         self._recover()
         result, run.exception = self._judge(run, ended)
+        run.trace.end(run.exception)
         if run.exception is None:
             run.interrupt.end()
             self._forget()
@@ -239,6 +254,9 @@ class Child:
         set_current(run.job)
         death = message["death"]
         run.exception = postmortem(death, message["limits"])
+        if "wall_s" in death and death.get("ask", True):  # it died in its handler, and its span with it
+            run.trace.begin(death["wall_s"])
+            run.trace.end(run.exception)
         self._report_failure(run, run.exception, str(death.get("reason", "crash")), ask=death.get("ask", True))
 
     def _callbacks(self, message: Message) -> None:
@@ -272,14 +290,18 @@ class Child:
         self._signals.current = interrupt
         set_current(job)
         titles.show(titles.child(self._slot, job.type, str(job.id), job.attempt, limit=timeout))
-        return _Run(nonce, job, self._loaded.find(job.type), interrupt)
+        trace = tracing.follow(job, message.get("trace"))
+        self._exports.due = trace is not tracing.UNTRACED
+        return _Run(nonce, job, self._loaded.find(job.type), interrupt, trace)
 
     def _handle(self, run: _Run) -> Any:
         """Read the payload and call the handler: both are the user's, and can be interrupted."""
         try:
+            run.trace.begin()
             run.job = run.job.with_payload(run.job_type.loads(run.job.payload))
             set_current(run.job)
-            return self._coroutines.call_interruptibly(run.interrupt, run.job_type.call, run.job)
+            call = self._coroutines.call_interruptibly
+            return run.trace.call(call, run.interrupt, run.job_type.call, run.job)
         finally:
             self._put_back()
 
@@ -337,7 +359,7 @@ class Child:
 
     def _ask_strategy(self, run: _Run, ask: RetryStrategy) -> tuple[dict[str, Any] | None, outcome.Error | None]:
         alarm = Alarm(self._options.callback_timeout, "the retry strategy")
-        answer = alarm.run(lambda: retry.to_wire(self._coroutines.call(ask, run.job, run.exception)))
+        answer = alarm.run(lambda: retry.to_wire(run.trace.call(self._coroutines.call, ask, run.job, run.exception)))
         self._still_ours()
         self._put_back()
         self._recover()
@@ -347,7 +369,7 @@ class Child:
 
     def _call(self, callback: Callable[..., Any], run: _Run) -> Ended:
         try:
-            return Ended(self._coroutines.call(callback, run.job, run.exception), None)
+            return Ended(run.trace.call(self._coroutines.call, callback, run.job, run.exception), None)
         except BaseException as error:
             return Ended(None, error)
         finally:

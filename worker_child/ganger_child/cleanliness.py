@@ -79,9 +79,13 @@ class Cleanliness:
             ("user", os.geteuid),
             ("exit functions", atexit._ncallbacks),
         )
-        self._state = [look() for _, look in self._table]
         self._parent = parent
-        self._there = _running(parent)
+        self.renew()
+
+    def renew(self) -> None:
+        """Take the state as it is now for the clean one."""
+        self._state = [look() for _, look in self._table]
+        self._there = _running(self._parent)
 
     def difference(self) -> str | None:
         """Name the first thing that is not as it was, or return None."""

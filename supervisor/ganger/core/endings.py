@@ -112,7 +112,7 @@ class Endings(Ahead):
             self._settle(slot, run)
         else:
             reason = run.reason or "crash"
-            run.death = self._death(run, reason, exit)
+            run.death = {**self._death(run, reason, exit), "wall_s": run.facts["wall_s"]}
             self._failed(slot, run, reason)
             self._ask_postmortem(slot, run, now)
 

@@ -57,6 +57,7 @@ class Job:
     fresh: bool = False  # a crash in a reused child sent it back: only a child that ran nothing may run it
     cancel: bool = False  # a cancel order was there when it was claimed
     checkpoint: bytes | None = None  # JSON text that an earlier run has saved, never decoded here
+    trace: str | None = None  # that it was enqueued in, passed on to the child
 
 
 @message

@@ -24,7 +24,7 @@ claimed AS (
 reached AS (SELECT max(priority) AS last, min(process_at) AS first FROM claimed)
 SELECT job_id, run_id, claim_id, queue, job_type, payload::text, attempts, crashes, losses,
        to_json(enqueued_at) #>> '{}', to_json(process_at) #>> '{}', timeout_s, grace_s, memory_bytes, shutdown, fresh,
-       cancel_at IS NOT NULL, checkpoint::text,
+       cancel_at IS NOT NULL, checkpoint::text, left(trace, 8192),
        last, to_json(first) #>> '{}',
        coalesce(max(seq) FILTER (WHERE priority = last AND process_at = first) OVER (), 9223372036854775807)
 FROM claimed CROSS JOIN reached ORDER BY priority, process_at, seq

@@ -1,0 +1,1 @@
+"""Jobs in the trace of the application that enqueues them, by OpenTelemetry."""
