@@ -181,9 +181,11 @@ def test_the_systemd_unit_leaves_a_shutdown_its_time() -> None:
     assert seconds(service["TimeoutStopSec"]) >= time_to_end(config)
     assert seconds(service["WatchdogSec"]) >= max(LIVE, 4 * TURN)
     assert seconds(service["TimeoutStartSec"]) > config.database_wait
-    assert {name: service[name] for name in ("Type", "NotifyAccess", "KillMode", "Delegate", "OOMPolicy")} == {
-        "Type": "notify", "NotifyAccess": "main", "KillMode": "mixed", "Delegate": "yes", "OOMPolicy": "continue",
+    said = {
+        "Type": "notify", "NotifyAccess": "main", "KillMode": "mixed", "Delegate": "yes",
+        "DelegateSubgroup": "supervisor", "OOMPolicy": "continue",
     }  # fmt: skip
+    assert {name: service[name] for name in said} == said
     assert set(service["RestartPreventExitStatus"].split()) == {"2", "78"}
     assert shlex.split(service["ExecReload"])[1:] == ["-USR2", "$MAINPID"]
     assert TELLS[signal.SIGUSR2] == RELOAD

@@ -16,6 +16,7 @@ V1 = "5:devices:/\n4:cpu,memory:/app/box\n0::/\n"
     ("ours", "counter"),
     [
         (V2, "app/box/memory.events"),
+        (V2, "app/memory.events"),  # the supervisor was put into a group below that of its unit
         (V2, "memory.events"),  # in a container the group is the root
         (V1, "memory/app/box/memory.oom_control"),
         (V1, "memory/memory.oom_control"),
@@ -38,6 +39,9 @@ def test_a_kill_is_seen_for_a_moment(tmp_path: Path, ours: str, counter: str) ->
     assert kills.just_now(), "the child's end may be heard after the look that counted its kill"
     kills.look()
     assert not kills.just_now()
+    assert [kills.killed(told) for told in (None, True, False)] == [False, True, False]
+    killed(5)
+    assert [kills.killed(told) for told in (None, True, False)] == [True, True, False], "a slot's own counter is surer"
 
 
 @pytest.mark.parametrize("ours", [None, "", "nonsense\n", V2])

@@ -672,7 +672,7 @@ class Gang:
             max_rss=word["max_rss"],
             leftovers=word["leftovers"],
             survivors=tuple(word["survivors"]),
-            by_kernel=word["term_signal"] == signal.SIGKILL and self._oom_kills.just_now(),
+            by_kernel=word["term_signal"] == signal.SIGKILL and self._oom_kills.killed(word["out_of_memory"]),
         )
         self._last_words(warden, child)
         self._forget_child(warden)

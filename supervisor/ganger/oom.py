@@ -2,6 +2,7 @@
 
 The counter is the group's, and children are in the group of their supervisor; so where it has grown in the last moment
 and a child died of a SIGKILL that nobody here has sent, it was the kernel. Where there is no counter, nothing is known.
+Where slots have groups of their own (``ganger_child.leaf``), their counters say it for certain.
 """
 
 from __future__ import annotations
@@ -27,20 +28,25 @@ class OomKills:
     def just_now(self) -> bool:
         return self._now() > self._older
 
+    def killed(self, told: bool | None) -> bool:
+        """Whether the child that has just ended was killed so: as its slot's own counter told, if it has one."""
+        return self.just_now() if told is None else told
+
     def _now(self) -> int:
         count = None if self._counter is None else _count(self._counter)
         return 0 if count is None else count
 
 
 def _counters(root: Path, ours: Path) -> list[Path]:
-    """Where the counter may be: of control groups version 2, else 1; in a container its own group is the root."""
+    """Where the counter may be: of control groups version 2, else 1; in a container its own group is the root. It is
+    that of the unit where the supervisor was put into one below (systemd's ``DelegateSubgroup=``)."""
     found = []
     try:
         groups = [parts for line in ours.read_text().splitlines() if len(parts := line.split(":", 2)) == 3]
     except OSError:
         return []
     for _, controllers, group in groups:
-        for place in (group.lstrip("/"), ""):
+        for place in (group.lstrip("/"), group.lstrip("/").rpartition("/")[0], ""):
             if controllers == "":
                 found.append(root / place / "memory.events")
             elif "memory" in controllers.split(","):

@@ -39,7 +39,7 @@ from time import monotonic, sleep
 from traceback import print_exc
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ganger_child import guard, launch, page, stacks, titles, tree
+from ganger_child import guard, launch, leaf, page, stacks, titles, tree
 from ganger_child.child import run_child
 from ganger_child.interrupt import SIGNAL as INTERRUPT
 from ganger_child.options import Options
@@ -120,6 +120,7 @@ class _Child:
     page_fd: int
     inherited_rss: int  # bytes that it shared with us at its start
     trusted_at_start: bool
+    oom_kills: int | None = None  # in the slot's control group before it was started
     status: int | None = None  # as wait gave it
     cpu_s: float = 0.0
     max_rss: int = 0
@@ -138,6 +139,7 @@ class Warden:
         self._lifeline = lifeline
         self._inherited = inheritance
         self._child: _Child | None = None
+        self._leaf = leaf.make()
         self._outbox: deque[tuple[str, dict[str, Any], tuple[int, ...]]] = deque()
         self._poll = poll()
         for fd in (control.fileno(), lifeline, inheritance.supervisor):
@@ -245,7 +247,9 @@ class Warden:
             child = self._child
             if child is not None:
                 self._bury(child)
-            elif not tree.end_all(self._reap, _BURY_BOUND).survivors:
+            elif not self._end_all().survivors:
+                if self._leaf is not None:
+                    self._leaf.remove()
                 _exit(0)
             if self._child is not None:
                 sleep(_BURY_AGAIN)
@@ -277,6 +281,7 @@ class Warden:
     def _fork_child(self, number: int, wire: int, output: int, shared: int) -> _Child:
         mapped = Page(shared)
         parent = getpid()
+        oom_kills = self._oom_kills()
         guard.block_signals()
         try:
             pid = fork()
@@ -291,15 +296,17 @@ class Warden:
             pidfd = pidfd_open(pid)
         except OSError:
             kill(pid, SIGKILL)
-            tree.end_all(self._reap, _BURY_BOUND)
+            self._end_all()
             mapped.close()
             raise
         inherited = 0 if self._inherited.loaded is None else tree.resident([parent])
-        return _Child(number, pid, pidfd, mapped, shared, inherited, self._inherited.trust.remaining() > 0)
+        return _Child(number, pid, pidfd, mapped, shared, inherited, self._inherited.trust.remaining() > 0, oom_kills)
 
     def _become_child(self, parent: int, wire: int, output: int, shared: int, mapped: Page) -> NoReturn:
         """Go on as the child, with nothing of the warden's. Nothing may unwind from here into the warden's frames."""
         try:
+            if self._leaf is not None:
+                self._leaf.enter()
             mapped.close()
             self._inherited.trust.close()
             self._control.close()
@@ -426,7 +433,7 @@ class Warden:
 
     def _bury(self, child: _Child) -> None:
         """Kill what is left of the child and of all it started, and report its end, or that it does not end."""
-        ended = tree.end_all(self._reap, _BURY_BOUND)
+        ended = self._end_all()
         child.killed |= ended.killed
         if ended.survivors:
             child.bury_again = monotonic() + _BURY_AGAIN
@@ -438,6 +445,22 @@ class Warden:
                 self._forget_pidfd(child)
             return
         self._report_exit(child)
+
+    def _end_all(self) -> tree.Ended:
+        """Kill everything below. What is in the slot's control group goes first: where the cores are taken by what
+        forks without end, a walk through its tree may take us many seconds."""
+        killed = set() if self._leaf is None else self._leaf.kill()
+        ended = tree.end_all(self._reap, _BURY_BOUND)
+        ended.killed |= killed
+        return ended
+
+    def _oom_kills(self) -> int | None:
+        return None if self._leaf is None else self._leaf.oom_kills()
+
+    def _was_killed_for_memory(self, child: _Child) -> bool | None:
+        """Whether the kernel has killed something of it for memory; None where that is not counted for the slot."""
+        count = self._oom_kills()
+        return None if count is None or child.oom_kills is None else count > child.oom_kills
 
     def _reap(self) -> bool:
         """Wait for all that has ended; true if nothing is below us any more."""
@@ -466,6 +489,7 @@ class Warden:
             cpu_s=child.cpu_s,
             max_rss=child.max_rss,
             leftovers=len(child.killed - {child.pid}),
+            out_of_memory=self._was_killed_for_memory(child),
             survivors=[],
         )
         self._forget_pidfd(child)
