@@ -321,7 +321,7 @@ def test_status_and_reset(ganger: Ganger, database: str, monkeypatch: pytest.Mon
     assert seen["supervisors"][0]["info"]["lanes"]["any"]["slots"] == 3
     shown = ganger("status")[1]
     assert re.search(r"^default +1 +1 +0 +\ds$", shown, re.M)
-    assert re.search(r"web1 +running +0 +any=1/3", shown)
+    assert re.search(r"web1 +box +running +0 +any=1/3", shown)
     assert ganger("reset", "--yes")[0] == 0
     assert json.loads(ganger("status", "--json")[1])["queues"] == []
 

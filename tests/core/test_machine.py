@@ -109,8 +109,8 @@ def test_nothing_is_claimed_before_a_child_is_ready() -> None:
     assert Desk().idle().said(m.Claim)
 
 
-def test_a_beat_tells_of_the_progress_of_each_run() -> None:
-    desk = Desk()
+def test_a_beat_tells_of_the_progress_of_each_run_and_of_limits_that_are_not_its_own() -> None:
+    desk = Desk(timeout=900.0)
     desk.running()
     sent = desk.said(m.SendJob)[-1]
     desk.wait(5.0)
@@ -119,6 +119,7 @@ def test_a_beat_tells_of_the_progress_of_each_run() -> None:
     desk.wait(desk.machine.book.lease.interval)
     told = {"done": 0.5, "note": "half", "left": pytest.approx(0.0, abs=6.0)}
     assert desk.said(m.Beat)[-1].info["progress"] == {str(sent.job.job_id): told}
+    assert desk.said(m.Beat)[-1].info["limits"] == {str(sent.job.job_id): 900.0}, "which is the supervisor's"
     desk.returned()
     desk.child_ends(m.Exit(exit_code=0))
     desk.wait(desk.machine.book.lease.interval)

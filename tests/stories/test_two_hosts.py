@@ -22,7 +22,7 @@ from tests.stories.stage import ROOT, Running, Stage
 
 HANDLERS = """
     handlers = Handlers()
-    @handlers.job("sleep", grace=0.2)
+    @handlers.job("sleep", grace=0.2, timeout=900)
     def sleep(job):
         print("it sleeps")
         time.sleep(600)
@@ -122,6 +122,7 @@ def _see(stage: Stage, on_box1: Ganger, outside: Ganger, jobs: dict[str, UUID], 
     assert {name: slot["job_id"] for name, slot in slots.items()} == {name: str(job) for name, job in jobs.items()}
     assert (len(slots["box1"]["processes"]), slots["box1"]["slot"]) == (1, "box1/1")
     assert (slots["box2"]["processes"], slots["box2"]["slot"]) == ([], None)
+    assert [slots[name]["limit"] for name in ("box1", "box2")] == [900.0, 900.0]
     told_by_status = asked(on_box1, "status")
     assert sorted((one["host"], one["running"]) for one in told_by_status["supervisors"]) == [("box1", 1), ("box2", 1)]
 

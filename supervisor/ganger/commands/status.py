@@ -46,14 +46,27 @@ def _status_text(seen: Status) -> str:
         for one in seen.queues
     ]
     supervisors = [
-        (one.supervisor_id, one.name, one.phase, one.running, _slots(one.info), age(one.age_s), age(one.beat_age_s))
+        (
+            one.supervisor_id,
+            one.name,
+            one.host,
+            one.phase,
+            one.running,
+            _slots(one.info),
+            age(one.age_s),
+            age(one.beat_age_s),
+        )
         for one in seen.supervisors
     ]
     archive = [(total.status, total.reason or "", total.jobs) for total in seen.archive]
     return "\n\n".join(
         (
             table(("QUEUE", "READY", "SCHEDULED", "RUNNING", "OLDEST READY"), queues, "no job in any queue"),
-            table(("SUPERVISOR", "NAME", "PHASE", "RUNNING", "SLOTS", "UP", "LAST BEAT"), supervisors, "no supervisor"),
+            table(
+                ("SUPERVISOR", "NAME", "HOST", "PHASE", "RUNNING", "SLOTS", "UP", "LAST BEAT"),
+                supervisors,
+                "no supervisor",
+            ),
             table(("ARCHIVE", "REASON", "JOBS"), archive, "no job in the archive"),
         )
     )

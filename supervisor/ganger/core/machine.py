@@ -478,7 +478,8 @@ class Machine:
         return counts
 
     def _info(self, now: m.Now) -> dict[str, Any]:
-        """What the supervisor's row tells of it, and, by job id, of the progress of its runs."""
+        """What the supervisor's row tells of it, and, by job id, of the progress of its runs and of the time limits that
+        do not stand in their rows."""
         running = self._running()
         return {
             "slots": len(self.pool.slots),
@@ -491,6 +492,11 @@ class Machine:
                 str(run.job.job_id): {"done": told.done, "note": told.note, "left": told.left(now.mono)}
                 for _, run in self.pool.runs
                 if (told := run.progress) is not None
+            },
+            "limits": {
+                str(run.job.job_id): run.limits.timeout
+                for _, run in self.pool.runs
+                if run.limits.timeout != run.job.timeout
             },
         }
 

@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from ganger import database, locate
 from ganger.database import Connection
@@ -33,11 +34,12 @@ def read(conn: Connection, schema: str) -> Stored:
             return conn.execute(statement(name, schema), values or None).fetchall()
 
         supervisors = [database.SupervisorStatus(*row) for row in rows("status_supervisors")]  # type: ignore[arg-type]
-        progress = _progress(supervisors)
+        progress, limits = _progress(supervisors), _limits(supervisors)
         runs = tuple(
             Run(*row, progress.get(str(row[0]), Progress()))  # type: ignore[call-arg, arg-type]
             for row in rows("top_running", most=MOST_RUNS)
         )
+        runs = tuple(replace(run, limit=limits.get(str(run.job_id), run.limit)) for run in runs)
         queues = tuple(Queue(*row) for row in rows("status_queues"))  # type: ignore[arg-type]
         ended = tuple(Ended(*row) for row in rows("top_ended", most=MOST_ENDED))  # type: ignore[arg-type]
     return Stored(tuple(_supervisor(one) for one in supervisors), runs, queues, ended)
@@ -54,6 +56,11 @@ def _progress(supervisors: Iterable[database.SupervisorStatus]) -> dict[str, Pro
         for one in supervisors
         for job_id, told in one.info.get("progress", {}).items()
     }
+
+
+def _limits(supervisors: Iterable[database.SupervisorStatus]) -> dict[str, float]:
+    """Time limits that come from the job type or the supervisor, by job id."""
+    return {job_id: seconds for one in supervisors for job_id, seconds in one.info.get("limits", {}).items()}
 
 
 def _supervisor(one: database.SupervisorStatus) -> Supervisor:
