@@ -128,14 +128,9 @@ class Ahead(Steps):
         if slot.state is State.BUSY:
             slot.limit_at = now.mono + bounds.START_LIMIT
         self.out(m.Emit("handling-job", self._about(slot)))
-        if run.reason == FENCED:
-            run.reason = None
-            self.order(slot, FENCED, now, grace=0.0)
+        if run.reason == FENCED and slot.state is State.BUSY:  # disowned while it waited
+            self._replace_idle(slot, run, now)
         self._feed(slot, now)
-
-    def order(self, slot: Slot, reason: str, now: m.Now, *, grace: float | None = None, ask_only: bool = False) -> None:
-        """End the slot's run for this reason (``pool``)."""
-        raise NotImplementedError
 
     # ---- and back --------------------------------------------------------------------------------------------------
 
