@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,10 +28,14 @@ _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 class Terminal:
     """``python ARGUMENTS`` in a terminal. ``shown`` is all it has shown so far, without colours."""
 
-    def __init__(self, *arguments: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, *arguments: str, environ: Mapping[str, str], stops_writers: bool = False) -> None:
         self.shown = ""
         self._read_up_to = 0
         self._screen, terminal = pty.openpty()
+        if stops_writers:  # stty tostop: those in the background
+            modes = termios.tcgetattr(terminal)
+            modes[3] |= termios.TOSTOP
+            termios.tcsetattr(terminal, termios.TCSANOW, modes)
         paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "supervisor"), str(ROOT / "worker_child")])}
         try:
             self.process = subprocess.Popen(

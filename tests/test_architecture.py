@@ -29,7 +29,7 @@ FLOORS = (
     {"metrics", "notify"},
     {"health", "plot", "results"},
     {"client", "jobs", "knock", "report"},
-    {"database", "incarnation", "local_postgres", "events"},
+    {"database", "descriptors", "incarnation", "local_postgres", "events"},
     {"config", "cores", "fields", "formats", "oom", "shortages", "sql", "tail"},
     {"core"},
 )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from ganger.signals import AGAIN, DUMP, Signals
+from ganger.signals import AGAIN, DUMP, LESS, MORE, Signals
+from tests.processes import wait_until
+from tests.terminal import Terminal
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+SLOTS = (signal.SIGTTIN, signal.SIGTTOU)
 
 
 @pytest.fixture
@@ -78,10 +84,14 @@ def test_many_signals_block_nobody(signals: Signals) -> None:
 
 
 def test_what_was_there_before_is_there_again() -> None:
-    before = [signal.getsignal(number) for number in HANDLED]
+    before = [signal.getsignal(number) for number in (*HANDLED, *SLOTS)]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    threads = threading.active_count()
     with Signals():
-        assert all(signal.getsignal(number) not in before for number in HANDLED)
-    assert [signal.getsignal(number) for number in HANDLED] == before
+        assert all(signal.getsignal(number) not in before for number in (*HANDLED, *SLOTS))
+    assert [signal.getsignal(number) for number in (*HANDLED, *SLOTS)] == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+    assert threading.active_count() == threads
 
 
 def test_signals_that_the_starter_blocked_come_through() -> None:
@@ -107,6 +117,66 @@ def test_a_hangup_that_was_ignored_stays_ignored(ignored_hangup: None) -> None:
         assert asked(signals, signal.SIGHUP) == []
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize(("number", "how"), [(signal.SIGTTIN, MORE), (signal.SIGTTOU, LESS)])
+def test_a_slot_more_and_a_slot_less(signals: Signals, number: signal.Signals, how: str) -> None:
+    os.kill(os.getpid(), number)
+    assert wait_until(lambda: asked(signals), 10, "nobody heard it") == [how]
+    assert not signals.wait(0)
+
+
+@pytest.fixture
+def ignored_terminal() -> Iterator[None]:
+    """As by a starter that wanted to be safe from its terminal."""
+    former = [signal.signal(number, signal.SIG_IGN) for number in SLOTS]
+    yield
+    for number, handler in zip(SLOTS, former, strict=True):
+        signal.signal(number, handler)
+
+
+def test_signals_for_slots_that_were_ignored_count_all_the_same(ignored_terminal: None) -> None:
+    """From a terminal none can come, so whoever sends one means it."""
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGTTOU)
+        wait_until(lambda: LESS in asked(signals), 10, "nobody heard it")
+    assert signal.getsignal(signal.SIGTTOU) == signal.SIG_IGN
+
+
+IN_THE_BACKGROUND = """
+import os, threading, time
+from ganger.signals import Signals
+told, telling = os.pipe()
+terminal = os.open("/dev/tty", os.O_RDWR)
+if os.fork() == 0:
+    os.setpgid(0, 0)  # not the terminal's foreground group
+    with Signals() as signals:
+        thread = threading.Thread(target=os.write, args=(terminal, b"a line of a thread"))
+        thread.start()
+        thread.join()
+        os.write(terminal, b"and one more")
+        try:
+            read = os.read(terminal, 1)
+        except OSError as error:
+            read = type(error).__name__, error.errno
+        time.sleep(0.2)
+        signals.hear()
+        os.write(telling, repr((read, signals.asked(0.0))).encode())
+    os._exit(0)
+os.wait()
+os.write(terminal, b"told: " + os.read(told, 1000))
+"""
+
+
+def test_a_terminal_takes_no_slots_from_who_uses_it_in_the_background() -> None:
+    """With ``stty tostop`` the kernel sends SIGTTOU to a background process that writes, again and again, and SIGTTIN
+    to one that reads: the first writes, the second fails, and nobody has asked for anything."""
+    with Terminal("-c", IN_THE_BACKGROUND, environ={}, stops_writers=True) as terminal:
+        told = terminal.expect("told: (.*)", 20)
+        terminal.leave()
+    assert told[1] == f"(('OSError', {errno.EIO}), [])"
+    assert "a line of a thread" in terminal.shown
+    assert "and one more" in terminal.shown
 
 
 def test_who_asks_for_a_dump_does_not_ask_to_stop(signals: Signals) -> None:

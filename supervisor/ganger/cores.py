@@ -7,6 +7,7 @@ slots. What the user has set stands; this file only fills in, and only computes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 FIRST: Final = "OMP_NUM_THREADS"  # the one that most libraries read: what it says is meant for its kin too
@@ -21,6 +22,14 @@ KIN: Final = (
     "TF_NUM_INTRAOP_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What slots have of the machine."""
+
+    environ: Mapping[str, str] = field(default_factory=dict)  # for all of them, where nothing else is said of it
+    cpus: Mapping[str, frozenset[int]] = field(default_factory=dict)  # that a slot is bound to; others are not bound
 
 
 def threads(environ: Mapping[str, str], cpus: int, slots: int) -> dict[str, str]:

@@ -48,6 +48,8 @@ EVENTS: Final[dict[str, Wording]] = {
     "completed-shutdown": Wording("info", "after {wall_s}|outcomes not stored: {unstored}"),
     "reloading": Wording("info", "the handlers are loaded anew"),
     "reloaded": Wording("info", "jobs that begin now are run by the new code"),
+    "slots-changed": Wording("info", "{slots} slots|in place of {was}|({lanes})|{leaving} more until a job has ended"),
+    "slots-not-changed": Wording("warning", "{slots} slots as before|{why}"),
     "state-dump": Wording("info", "{job}|attempt {attempt}|on {slot}|pid {pid}|{phase}"),
     "titles-not-shown": Wording("warning", "{error}"),
     "callback-error": Wording("error", "{callback} raised|{error}"),
@@ -103,7 +105,7 @@ _UNKNOWN: Final = Wording("info")
 
 # Keys that people are not shown unless a wording asks for them.
 _FOR_MACHINES: Final = frozenset({"supervisor_id", "run_id", "queue", "job_id", "job_type", "slot", "pid", "stack"})
-_SHOWN_IF_ANY: Final = frozenset({"released", "unstored"})
+_SHOWN_IF_ANY: Final = frozenset({"released", "unstored", "leaving"})
 _SECONDS: Final = frozenset({"wall_s", "cpu_s", "timeout", "grace", "retry_in", "seconds"})
 _SIZES: Final = frozenset({"max_rss", "memory", "held"})
 

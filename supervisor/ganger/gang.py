@@ -11,6 +11,7 @@ parent has handed over.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -27,6 +28,7 @@ from uuid import UUID
 
 from ganger import fields
 from ganger.core import messages as m
+from ganger.cores import Share
 from ganger.notify import VARIABLES
 from ganger.oom import OomKills
 from ganger.tail import Tail
@@ -59,8 +61,7 @@ class GangSettings:
     adopt: bool = False  # be a subreaper: only where every process below this one is ours (``ganger run``)
     nice: int = 0  # niceness of everything below, added to our own
     output_tail: int = 8 * 1024  # bytes of a job's output that are kept with its attempt
-    environ: Mapping[str, str] = field(default_factory=dict)  # for everything below, where ours says nothing of it
-    cpus: Mapping[str, frozenset[int]] = field(default_factory=dict)  # that a slot is bound to; others are not bound
+    share: Callable[[tuple[str, ...]], Share] = lambda slots: Share()  # of the machine's cores, for these slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class _Template:
     process: subprocess.Popen[bytes]
     pidfd: int
     channel: Channel
+    told: Mapping[str, str]  # of the share of a slot, by its environment
     ready: bool = False
     asked_to_stop: bool = False
 
@@ -146,6 +148,7 @@ class Gang:
         self._output = output
         self._templates: dict[int, _Template] = {}
         self._wardens: dict[str, _Warden] = {}
+        self._share = Share()
         self._strange_zombies: set[int] = set()
         self._lifeline, self._lifeline_end = os.pipe2(os.O_CLOEXEC)
         self._self = os.pidfd_open(os.getpid())
@@ -159,6 +162,7 @@ class Gang:
         self._commands: dict[type[m.GangCommand], Callable[[Any], None]] = {
             m.StartTemplate: self._start_template,
             m.StopTemplate: self._stop_template,
+            m.ShareCores: self._share_cores,
             m.StartWarden: self._start_warden,
             m.StopWarden: self._stop_warden,
             m.StartChild: self._start_child,
@@ -301,7 +305,7 @@ class Gang:
             return
         finally:
             theirs.close()
-        template = _Template(command.generation, process, pidfd, Channel(ours))
+        template = _Template(command.generation, process, pidfd, Channel(ours), self._share.environ)
         self._templates[command.generation] = template
         self._listen(ours.fileno(), partial(self._on_template, template))
         self._listen(pidfd, partial(self._on_template_exit, template))
@@ -329,7 +333,7 @@ class Gang:
     def _environment(self) -> dict[str, str]:
         """Ours, with what is to be filled in, and without what only this process may say to the service manager."""
         own = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-        return {**self._settings.environ, **own, "GANGER_COOKIE": str(self._settings.incarnation)}
+        return {**self._share.environ, **own, "GANGER_COOKIE": str(self._settings.incarnation)}
 
     def _stop_template(self, command: m.StopTemplate) -> None:
         """Ask it to go. One that is still importing cannot hear, and one that was asked before does not: killed."""
@@ -405,6 +409,31 @@ class Gang:
         self._wardens[command.slot] = warden
         self._listen(ours.fileno(), partial(self._on_warden, warden))
 
+    def _share_cores(self, command: m.ShareCores) -> None:
+        """What runs keeps its CPUs to its end, and what the template has loaded the threads that it has started with;
+        children that are started from now on have the new share."""
+        self._share = self._settings.share(command.slots)
+        open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        for template in self._templates.values():
+            with suppress(OSError):  # it has ended
+                resource.prlimit(template.process.pid, resource.RLIMIT_NOFILE, open_files)
+        for warden in self._wardens.values():
+            self._bind(warden.slot, warden.pid)
+            if warden.child is not None and not warden.child.jobs:
+                self._bind(warden.slot, warden.child.pid)
+
+    def _bind(self, slot: str, pid: int) -> None:
+        """Bind a process of a slot, and what it forks later, to the slot's CPUs."""
+        if pid and slot in self._share.cpus:
+            with suppress(OSError):  # it has ended, or those CPUs were taken from us meanwhile
+                os.sched_setaffinity(pid, self._share.cpus[slot])
+
+    def _news_of_cores(self, template: _Template | None) -> dict[str, tuple[str, str]]:
+        """What its environment told the template of a slot's share, and what is true now, where that has changed."""
+        told = template.told if template is not None else {}
+        now = self._share.environ
+        return {name: (said, now[name]) for name, said in told.items() if now.get(name, said) != said}
+
     def _stop_warden(self, command: m.StopWarden) -> None:
         warden = self._wardens.get(command.slot)
         if warden is not None:
@@ -455,9 +484,7 @@ class Gang:
             return
         (pidfd,) = word.fds
         warden.pid, warden.pidfd = int(word["pid"]), os.dup(pidfd)
-        if warden.slot in self._settings.cpus:
-            with suppress(OSError):  # it has ended, or those CPUs were taken from us meanwhile
-                os.sched_setaffinity(warden.pid, self._settings.cpus[warden.slot])
+        self._bind(warden.slot, warden.pid)
         self._post(m.WardenStarted(warden.slot, warden.pid))
 
     def _warden_failed(self, template: _Template, word: Message) -> None:
@@ -575,7 +602,9 @@ class Gang:
         limit = max(self._settings.options.max_result, self._settings.options.max_checkpoint) + RESULT_SLACK
         tail = Tail(self._settings.output_tail)
         warden.child = _Child(command.child, Channel(ours, limit=limit, credentials=True), reading, tail=tail)
-        self._order(warden, "fork", theirs.detach(), writing, child=command.child)
+        news = self._news_of_cores(warden.template)
+        told = {"environ": news} if news else {}
+        self._order(warden, "fork", theirs.detach(), writing, child=command.child, **told)
 
     def _send_job(self, command: m.SendJob) -> None:
         _, child = self._find(command.slot, command.child)

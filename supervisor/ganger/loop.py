@@ -23,7 +23,7 @@ from ganger.core import messages as m
 from ganger.core.machine import Machine
 from ganger.events import Events
 from ganger.gang import Gang, Stack
-from ganger.signals import DUMP, RELOAD
+from ganger.signals import DUMP, LESS, MORE, RELOAD
 from ganger_child import titles
 
 GANG: Final = get_args(m.GangCommand)
@@ -31,6 +31,7 @@ DATABASE: Final = get_args(m.DatabaseCommand)
 CHORES: Final = 1.0  # seconds at least between two rounds of what is done now and then
 OUTCOMES: Final = get_args(m.Outcome)
 TICK: Final = m.Tick()
+ASKS: Final[dict[str, m.Event]] = {RELOAD: m.Reload(), MORE: m.MoreSlots(1), LESS: m.MoreSlots(-1)}
 ROUNDS: Final = 100  # batches of events in a row before descriptors are looked at again
 
 
@@ -148,10 +149,8 @@ class Loop:
             for how in asked(time.monotonic()):
                 if how == DUMP:
                     self._dump()
-                elif how == RELOAD:
-                    self.inbox.post(m.Reload())
                 else:
-                    self.inbox.post(m.Stop(how))
+                    self.inbox.post(ASKS.get(how) or m.Stop(how))
             self._turn()
         return self._exit_code
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from ganger.database import PATIENCE, Connection, transaction
@@ -57,7 +58,7 @@ class TypeReport:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The last run of a job, for the picture. Times are seconds of the epoch."""
+    """One run, for the picture. Times are seconds of the epoch."""
 
     job_type: str
     supervisor: str
@@ -91,10 +92,25 @@ def read(conn: Connection, schema: str, scope: Scope) -> tuple[TypeReport, ...]:
 
 
 def read_runs(conn: Connection, schema: str, scope: Scope) -> list[Run]:
-    """The newest runs in the scope, in the order in which they began."""
+    """All runs of the newest jobs in the scope, ``MOST_RUNS`` at most, in the order in which they began."""
     with transaction(conn, limit=PATIENCE):
         rows = conn.execute(statement("report_runs", schema), {**scope.values, "most": MOST_RUNS}).fetchall()
-    return sorted((Run(*row) for row in rows), key=lambda run: run.started)
+    runs = [run for *last, history in rows for run in (Run(*last), *_earlier(last[0], history))]
+    return sorted(runs, key=lambda run: run.started)[-MOST_RUNS:]
+
+
+def _earlier(job_type: str, history: Any) -> Iterator[Run]:
+    """The runs that a history tells of. What somebody wrote into it by hand, and that is none, is passed over."""
+    for entry in history if isinstance(history, list) else ():
+        try:
+            started, ended = (datetime.fromisoformat(entry[name]).timestamp() for name in ("started_at", "ended_at"))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
+        if ended >= started:
+            where = str(entry.get("supervisor") or entry.get("host") or "?")
+            wall = entry.get("wall_s")
+            measured = wall if type(wall) in (int, float) else None
+            yield Run(job_type, where, str(entry.get("status")), started, ended, measured)
 
 
 def _type(row: Sequence[Any], reasons: Mapping[str, int]) -> TypeReport:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import signal
 import socket
 import threading
@@ -24,11 +23,12 @@ from uuid import uuid4
 
 from ganger import cores, database, incarnation, locate
 from ganger.callbacks import Callbacks
-from ganger.config import Config, ConfigError, usable_cpus
+from ganger.config import MOST_SLOTS, Config, usable_cpus, whole
 from ganger.core import messages as m
 from ganger.core.machine import Machine
 from ganger.core.rules import LaneRules, Rules
 from ganger.database_threads import DatabaseThreads
+from ganger.descriptors import Descriptors
 from ganger.door import Door
 from ganger.events import Events
 from ganger.gang import Gang, GangSettings, Output
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from ganger.http import Http
 
 EVENTS_LIMIT = 5.0  # seconds that the last events may take to be written
-DESCRIPTORS = 40, 6  # that a supervisor needs at most, and for each slot in addition
-HTTP_DESCRIPTORS = 20  # more where it serves HTTP
 
 
 class Supervisor:
@@ -134,6 +132,21 @@ class Supervisor:
         """
         return self._tell(m.Reload())
 
+    def resize(self, slots: int) -> bool:
+        """Have so many slots from now on, as SIGTTIN (one more) and SIGTTOU (one less) do to one that ``run`` runs; may
+        be called from any thread.
+
+        Queues with slots of their own share them in the proportion of the configuration, and each keeps one. No job is
+        ended: where too many are running, the next slots that are through with theirs go.
+
+        Returns at once: False if it does not run (the configuration stands, also for the next start), else True. The
+        event ``slots-changed`` tells of it, or ``slots-not-changed`` why not: it is stopping, or so many slots cannot
+        be (each queue with slots of its own needs one; the machine has open files for so many only).
+
+        Raises ConfigError, a ValueError, for what is no whole number from 1 to 4096.
+        """
+        return self._tell(m.Resize(whole(slots, "slots", low=1, high=MOST_SLOTS)))
+
     def _tell(self, event: m.Event) -> bool:
         """Tell the one that runs, from whichever thread. False: none does."""
         with self._telling:
@@ -179,8 +192,14 @@ class Supervisor:
                 'what starts a supervisor belongs under `if __name__ == "__main__":`.'
             )
         config = self.config
-        _allow_descriptors(sum(lane.slots for lane in config.lanes), 0 if config.http is None else HTTP_DESCRIPTORS)
-        rules = _rules(config, until_empty=until_empty or config.until_empty, job_limit=job_limit)
+        descriptors = Descriptors(http=config.http is not None)
+        descriptors.allow(sum(lane.slots for lane in config.lanes))
+        rules = _rules(
+            config,
+            until_empty=until_empty or config.until_empty,
+            job_limit=job_limit,
+            most_slots=descriptors.most_slots,
+        )
         watchers = _Watchers(Health(), notifier)
         if config.http is not None:
             from ganger.http import Http  # 60 ms that only this costs
@@ -197,7 +216,7 @@ class Supervisor:
             place = self._reach_database(events, signals, watchers)
             if place is None:  # asked to stop while waiting for it
                 return 0
-            exit_code = self._live(rules, place, events, callbacks, signals, watchers, adopt, started)
+            exit_code = self._live(rules, place, events, callbacks, signals, watchers, descriptors, adopt, started)
             if config.on_shutdown is not None:
                 events.flush(EVENTS_LIMIT)  # what it prints comes after what we said
                 callbacks.call("on_shutdown", config.on_shutdown, then=lambda _: None)
@@ -215,6 +234,7 @@ class Supervisor:
         callbacks: Callbacks,
         signals: Signals | None,
         watchers: _Watchers,
+        descriptors: Descriptors,
         adopt: bool,
         started: Callable[[], object],
     ) -> int:
@@ -238,7 +258,6 @@ class Supervisor:
                 config.retention,
             )
             selector = stack.enter_context(DefaultSelector())
-            slots = [f"{lane.name}/{number}" for lane in config.lanes for number in range(1, lane.slots + 1)]
             below = GangSettings(
                 options=_options(config),
                 incarnation=identity,
@@ -246,8 +265,7 @@ class Supervisor:
                 adopt=adopt,
                 nice=config.nice,
                 output_tail=config.output_tail,
-                environ=cores.threads(os.environ, usable_cpus(), len(slots)),
-                cpus=cores.affinity(os.sched_getaffinity(0), slots) if config.cpu_affinity else {},
+                share=partial(_share, config, descriptors),
             )
             shows: list[Callable[[Output], object]] = [partial(_print, events)]
             chores: list[Callable[[], object]] = []
@@ -373,19 +391,11 @@ class PollingError(Exception):
     """What on_polling_error is given: the database is lost, or a claim failed; the message says why."""
 
 
-def _allow_descriptors(slots: int, more: int) -> None:
-    """Raise our limit on descriptors to what so many slots, and ``more``, need. Raises ConfigError where that is not
-    allowed."""
-    needed = len(os.listdir("/proc/self/fd")) + DESCRIPTORS[0] + DESCRIPTORS[1] * slots + more
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if needed <= limit or limit == resource.RLIM_INFINITY:
-        return
-    if needed > most != resource.RLIM_INFINITY:
-        raise ConfigError(
-            f"{slots} slots need up to {needed} open files, and {most} are allowed: "
-            "raise the hard limit (ulimit -n), or give fewer slots."
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
+def _share(config: Config, descriptors: Descriptors, slots: tuple[str, ...]) -> cores.Share:
+    """What these slots have of the machine: open files too."""
+    descriptors.allow(len(slots))
+    cpus = cores.affinity(os.sched_getaffinity(0), slots) if config.cpu_affinity else {}
+    return cores.Share(cores.threads(os.environ, usable_cpus(), len(slots)), cpus)
 
 
 def _print(events: Events, line: Output) -> None:
@@ -409,7 +419,7 @@ def _nobody(now: float) -> Iterable[str]:
     return ()
 
 
-def _rules(config: Config, *, until_empty: bool, job_limit: int | None) -> Rules:
+def _rules(config: Config, *, until_empty: bool, job_limit: int | None, most_slots: int) -> Rules:
     lanes = tuple(LaneRules(*lane) for lane in config.lanes)
     if job_limit is not None:  # whichever queue has them
         lanes = (LaneRules("any", tuple(queue for lane in lanes for queue in lane.queues), job_limit),)
@@ -433,6 +443,7 @@ def _rules(config: Config, *, until_empty: bool, job_limit: int | None) -> Rules
         known_types_only=config.unknown_job_type == "leave",
         until_empty=until_empty,
         job_limit=job_limit,
+        most_slots=most_slots,
     )
 
 
@@ -461,7 +472,6 @@ def _told(config: Config, name: str, place: str) -> dict[str, dict[str, Any]]:
         "supervisor-started": {
             "name": name,
             "queues": config.queues,
-            "slots": sum(lane.slots for lane in config.lanes),
             "database": place,
         }
     }

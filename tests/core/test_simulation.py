@@ -47,7 +47,8 @@ def test_schedules_meet_what_they_are_about() -> None:
         "job-finished", "handle-job-exception", "retrying", "not-retrying", "job-timed-out", "job-crashed",
         "job-interrupted", "job-lost", "job-cancelled", "job-released", "lease-lost", "database-lost",
         "database-back", "outcome-stored", "outcome-refused", "retry-strategy-error", "callback-error",
-        "failed-job-error", "ladder-step", "boot-failed", "already-shut-down", "completed-shutdown",
+        "failed-job-error", "ladder-step", "boot-failed", "already-shut-down", "completed-shutdown", "slots-changed",
+        "slots-not-changed",
     }  # fmt: skip
     assert swept > 5
     assert killed > 20

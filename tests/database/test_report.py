@@ -44,11 +44,12 @@ def archived(conn: db.Connection, job_type: str = "fit", **columns: Any) -> None
 def test_each_type_is_told_by_all_its_runs(conn: db.Connection) -> None:
     """Those in the histories count, and their CPU is wasted; one by hand that is no number counts as not measured."""
     history = [
-        {"reason": "timeout", "wall_s": 30.0, "cpu_s": 30.0, "max_rss": 1 << 30},
+        {"reason": "timeout", "wall_s": 30.0, "cpu_s": 30.0, "max_rss": 1 << 30, "supervisor": "web2",
+         "started_at": "2020-01-01T12:00:00.5+00:00", "ended_at": "2020-01-01T12:00:30+00:00"},
         {"reason": "lost"},
-        {"reason": "by hand", "wall_s": "long", "cpu_s": None, "max_rss": []},
+        {"reason": "by hand", "wall_s": "long", "cpu_s": None, "max_rss": [], "started_at": 7, "ended_at": "soon"},
         {"status": "success", "wall_s": 20.0, "cpu_s": 20.0},
-    ]
+    ]  # fmt: skip
     archived(conn, history=json.dumps(history))
     for _ in range(3):
         archived(conn, due=4.0)
@@ -71,6 +72,9 @@ def test_each_type_is_told_by_all_its_runs(conn: db.Connection) -> None:
     assert (never.jobs, never.cancelled, never.runs) == (1, 1, 0)
     assert (never.wait_s, never.wall_s, never.efficiency) == (None, None, None)
     assert never.reasons == {"cancelled": 1}
+    runs = read_runs(conn, S, Scope())
+    assert runs[0] == Run("fit", "web2", "None", 1577880000.5, 1577880030.0, 30.0)
+    assert len(runs) == 7, "the picture shows those of whose times is told"
 
 
 def test_only_what_is_asked_for_is_reported(conn: db.Connection) -> None:

@@ -106,7 +106,7 @@ def test_it_is_started_stopped_and_started_again_and_leaves_the_applications_sig
         before = [signal.getsignal(number) for number in signal.valid_signals()]
         own = subprocess.Popen(["sleep", "600"])
         supervisor = Supervisor(config())
-        say("before start", supervisor.stop(), supervisor.reload())
+        say("before start", supervisor.stop(), supervisor.reload(), supervisor.resize(2))
         supervisor.start()
         try: supervisor.start()
         except RuntimeError as error: say("twice", str(error))
@@ -120,6 +120,7 @@ def test_it_is_started_stopped_and_started_again_and_leaves_the_applications_sig
         open("story.py", "a").write("\\nopen('loaded', 'w')\\n")
         say("reload", supervisor.reload())
         wait(lambda: os.path.exists("loaded"))
+        say("resize", supervisor.resize(2))
         say("stopped", supervisor.stop(), supervisor.stop())
         enqueue(conn, "note", 3)
         supervisor.start()
@@ -133,10 +134,11 @@ def test_it_is_started_stopped_and_started_again_and_leaves_the_applications_sig
     twice = next(text for name, text in [each for each in what if each[0] == "twice"])
     assert "has been started already" in twice
     assert [each for each in what if each[0] != "twice"] == [
-        ["before start", None, False], ["same handlers", True], ["caught", ["TERM"]], ["reload", True],
-        ["stopped", 0, 0], ["stopped again", 0, 1], ["own process", None],
+        ["before start", None, False, False], ["same handlers", True], ["caught", ["TERM"]], ["reload", True],
+        ["resize", True], ["stopped", 0, 0], ["stopped again", 0, 1], ["own process", None],
     ]  # fmt: skip
-    assert len(running.named("supervisor-started")) == 2
+    assert [started["slots"] for started in running.named("supervisor-started")] == [1, 1]
+    assert [changed["slots"] for changed in running.named("slots-changed")] == [2]
     assert len(running.named("completed-shutdown")) == 2
     assert not running.named("already-shut-down")
     assert stage.rows("SELECT count(*) FROM proletarian.supervisor") == [(0,)]

@@ -11,7 +11,7 @@ to the next one. Everything used here is bound before the user's module was impo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from json import dumps
@@ -21,6 +21,7 @@ from os import (
     _exit,
     close,
     dup,
+    environ,
     execv,
     fork,
     getpgid,
@@ -264,7 +265,7 @@ class Warden:
         try:
             shared = page.create()
             try:
-                child = self._fork_child(number, wire, output, shared)
+                child = self._fork_child(number, wire, output, shared, order.get("environ", {}))
             except OSError:
                 close(shared)
                 raise
@@ -278,7 +279,7 @@ class Warden:
         self._poll.register(child.pidfd, POLLIN)
         self._send("child-started", child.pidfd, child=number, pid=child.pid)
 
-    def _fork_child(self, number: int, wire: int, output: int, shared: int) -> _Child:
+    def _fork_child(self, number: int, wire: int, output: int, shared: int, news: Mapping[str, list[str]]) -> _Child:
         mapped = Page(shared)
         parent = getpid()
         oom_kills = self._oom_kills()
@@ -286,6 +287,7 @@ class Warden:
         try:
             pid = fork()
             if pid == 0:
+                _hear(news)
                 self._become_child(parent, wire, output, shared, mapped)
         except OSError:
             mapped.close()
@@ -590,3 +592,10 @@ class Warden:
 
     def _show_idle(self) -> None:
         titles.show(titles.warden(self._slot))
+
+
+def _hear(news: Mapping[str, list[str]]) -> None:
+    """Take over what has changed in the environment since the template was started, unless the module has."""
+    for name, (told, now) in news.items():
+        if environ.get(name) == told:
+            environ[name] = now

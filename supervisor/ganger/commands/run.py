@@ -27,7 +27,8 @@ Every option is also read from GANGER_<OPTION> in the environment and from gange
 pyproject.toml, in the current folder; an option stands above the environment, the environment above the file.
 
 signals: TERM, INT and HUP shut down as --shutdown says; a second INT terminates the jobs, a third kills them;
-QUIT kills them at once. Interrupted jobs go back to their queues."""
+QUIT kills them at once. Interrupted jobs go back to their queues. TTIN and TTOU: one slot more, one less, once a job
+has ended; USR2 loads the handlers anew; USR1 tells how everything stands."""
 
 # The settings as the help of `run` shows them; each stands in one group.
 GROUPS: Final = {

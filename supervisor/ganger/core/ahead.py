@@ -45,8 +45,8 @@ class Ahead(Steps):
             return free
         wanted = free.copy()
         for lane, backlog in enumerate(self.backlog):
-            ahead = self.paces[lane].ahead(self.rules.lanes[lane].slots)
-            if ahead:
+            ahead = self.paces[lane].ahead(self.sizes[lane])
+            if ahead and not self.surplus[lane]:
                 waiting = len(backlog) + sum(len(slot.next) for slot in self.slots.values() if slot.lane == lane)
                 if 2 * waiting <= ahead or free[lane]:
                     wanted[lane] += max(0, ahead - waiting)
@@ -116,6 +116,8 @@ class Ahead(Steps):
         if slot.state is not State.BUSY or run is None or run.phase not in _GOING or slot.revoking:
             return False
         if run.reason is not None or run.death is not None or slot.tainted or slot.dismissed or self.draining:
+            return False
+        if self.surplus[slot.lane]:
             return False
         young = run.started is None or now.mono < run.started + pace.SHORT
         return young and slot.generation == self.generation and len(slot.next) < self.paces[slot.lane].depth

@@ -13,13 +13,13 @@ from typing import Any, Final
 from ganger.core import job as jobs
 from ganger.core import messages as m
 from ganger.core import rules as bounds
-from ganger.core.ahead import Ahead
 from ganger.core.job import CANCELS, FENCED, LIMITS, Run
 from ganger.core.job import Phase as RunPhase
+from ganger.core.sizes import Sizes
 from ganger.core.slot import Slot, State
 
 
-class Endings(Ahead):
+class Endings(Sizes):
     """The part of ``Pool`` that judges how a run ended."""
 
     __slots__ = ()
@@ -62,13 +62,16 @@ class Endings(Ahead):
             return
         elif run.stays and slot.next:  # it goes on, though this run needs a fresh child
             self._kill(slot, now)
-        elif run.stays and not slot.tainted and settled and slot.generation == self.generation:
+        elif run.stays and settled and self._is_to_stay(slot):
             slot.move("keep")
             self._settle(slot, run)
             self._feed(slot, now)
         else:
             self._take_back(slot, now)
             self._retire(slot, now)
+
+    def _is_to_stay(self, slot: Slot) -> bool:
+        return not slot.tainted and slot.generation == self.generation and not self.surplus[slot.lane]
 
     # ---- nothing is left of the child ------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from ganger.core.book import Book
 from ganger.core.job import AFTER_HANDLER, CANCELS, FENCED, Run
 from ganger.core.job import Phase as RunPhase
 from ganger.core.pool import Pool
-from ganger.core.rules import Rules
+from ganger.core.rules import Rules, shares
 from ganger.core.shutdown import ASKED, TITLES, TOLD, Phase, interrupt_at
 from ganger.core.slot import Slot
 
@@ -56,6 +56,7 @@ class Machine:
 
     def start(self, now: m.Now) -> list[m.Command]:
         """Begin: load the handler module and register, side by side."""
+        self.pool.share_cores()
         self._start_template(now)
         self.book.register(now)
         return self._take()
@@ -176,7 +177,8 @@ class Machine:
             self.closing_at = now.mono
             self.commands.append(m.Deregister(event.supervisor_id))
             return
-        self._emit("supervisor-started", supervisor_id=event.supervisor_id, released=event.released or None)
+        told = {"slots": sum(self.pool.sizes), "released": event.released or None}
+        self._emit("supervisor-started", supervisor_id=event.supervisor_id, **told)
 
     def _claimed(self, event: m.Claimed, now: m.Now) -> None:
         wanted = self.book.claimed(event, now) and self.phase is Phase.RUNNING and self.book.lease.trusted(now.boot)
@@ -350,6 +352,25 @@ class Machine:
         self.template_failures += 1
         self.template_at = now.mono + min(bounds.BACKOFF_LIMIT, 2.0 ** (self.template_failures - 1) - 1)
 
+    # ---- slots -----------------------------------------------------------------------------------------------------
+
+    def _resize(self, event: m.Resize, now: m.Now) -> None:
+        """As many slots as somebody asks for; a lane without one would be a queue that nobody serves any more."""
+        lanes, slots = self.rules.lanes, sum(self.pool.sizes)
+        if self.phase is not Phase.RUNNING:
+            self._emit("slots-not-changed", slots=slots, why="it is shutting down")
+        elif event.slots < len(lanes):
+            self._emit("slots-not-changed", slots=slots, why="one is the least for each lane")
+        elif event.slots > self.rules.most_slots:
+            self._emit("slots-not-changed", slots=slots, why=f"there may be {self.rules.most_slots} at most")
+        elif event.slots != slots:
+            self.pool.resize(shares(lanes, event.slots))
+            sizes = {lane.name: size for lane, size in zip(lanes, self.pool.sizes, strict=True)}
+            self._emit("slots-changed", slots=event.slots, was=slots, lanes=sizes, leaving=sum(self.pool.surplus))
+
+    def _more_slots(self, event: m.MoreSlots, now: m.Now) -> None:
+        self._resize(m.Resize(sum(self.pool.sizes) + event.count), now)
+
     # ---- shutdown --------------------------------------------------------------------------------------------------
 
     def _stop(self, event: m.Stop, now: m.Now) -> None:
@@ -485,8 +506,8 @@ class Machine:
             "slots": len(self.pool.slots),
             "running": sum(running),
             "lanes": {
-                lane.name: {"queues": list(lane.queues), "slots": lane.slots, "running": count}
-                for lane, count in zip(self.rules.lanes, running, strict=True)
+                lane.name: {"queues": list(lane.queues), "slots": slots, "running": count}
+                for lane, slots, count in zip(self.rules.lanes, self.pool.counts, running, strict=True)
             },
             "progress": {
                 str(run.job.job_id): {"done": told.done, "note": told.note, "left": told.left(now.mono)}
@@ -523,7 +544,7 @@ class Machine:
 
     def _retitle(self) -> None:
         running = self._running()
-        lanes = tuple((lane.name, lane.slots) for lane in self.rules.lanes)
+        lanes = tuple((lane.name, count) for lane, count in zip(self.rules.lanes, self.pool.counts, strict=True))
         title = m.TitleChanged(TITLES[self.phase], sum(running), len(self.pool.slots), lanes)
         if title != self.title:
             self.title = title
@@ -534,6 +555,8 @@ class Machine:
         m.Stop: _stop,
         m.StopNow: _stop_now,
         m.Reload: _reload,
+        m.Resize: _resize,
+        m.MoreSlots: _more_slots,
         m.Registered: _registered,
         m.Claimed: _claimed,
         m.ClaimLost: _claim_lost,

@@ -545,6 +545,20 @@ class Reload:
 
 
 @message
+class Resize:
+    """Somebody asks for so many slots."""
+
+    slots: int
+
+
+@message
+class MoreSlots:
+    """Somebody asks for so many slots more than there are to be; below zero: for fewer."""
+
+    count: int
+
+
+@message
 class Tick:
     """Time passed; the core's deadline has come."""
 
@@ -561,6 +575,13 @@ class StartTemplate:
 @message
 class StopTemplate:
     generation: int
+
+
+@message
+class ShareCores:
+    """These are the slots from now on: the machine's cores are theirs."""
+
+    slots: tuple[str, ...]
 
 
 @message
@@ -912,11 +933,12 @@ DatabaseEvent = (
     | PollFailed
     | Deregistered
 )
-Event = GangEvent | DatabaseEvent | Stop | StopNow | Reload | Tick
+Event = GangEvent | DatabaseEvent | Stop | StopNow | Reload | Resize | MoreSlots | Tick
 
 GangCommand = (
     StartTemplate
     | StopTemplate
+    | ShareCores
     | StartWarden
     | StopWarden
     | StartChild

@@ -3,8 +3,9 @@
 A run is settled once: when its outcome is decided *and* nothing of it is left, which is the child's own word where it
 stays for another job, and its warden's word where it goes.
 
-Three files, each building on the next: here what happens and when something is due; ``endings`` what the end of a run
-means; ``steps`` what is done to a slot. The pool knows nothing of the database: outcomes go to the book.
+Five files, each building on the next: here what happens and when something is due; ``endings`` what the end of a run
+means; ``sizes`` how many slots there are; ``ahead`` which slot gets a job; ``steps`` what is done to a slot. The pool
+knows nothing of the database: outcomes go to the book.
 """
 
 from __future__ import annotations
@@ -212,6 +213,10 @@ class Pool(Endings):
     def warden_exited(self, event: m.WardenExited, now: m.Now) -> None:
         """Expected, it was asked to leave or killed in place of its child; else it took its run with it."""
         slot = self.slots[event.slot]
+        if slot.state is State.CLOSED and not self.closing:  # it was a slot too many
+            self._forget_slot(slot)
+            self.share_cores()
+            return
         run, expected = slot.run, slot.dismissed
         if slot.state is State.HIRING and not expected:
             error = f"its warden could not be started ({event.how})"
@@ -487,6 +492,7 @@ class Pool(Endings):
     # ---- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: m.Now) -> None:
+        self.shrink()
         self._tick_ahead(now)
         for slot in self.slots.values():
             if slot.run is not None:

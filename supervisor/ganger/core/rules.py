@@ -37,6 +37,19 @@ class Rules:
     known_types_only: bool = False  # unknown_job_type = "leave"
     until_empty: bool = False
     job_limit: int | None = None  # stop after so many jobs (process_next_job: 1)
+    most_slots: int = 4096  # however many are asked for later
+
+
+def shares(lanes: tuple[LaneRules, ...], slots: int) -> list[int]:
+    """So many slots, shared out among the lanes in the proportion of their own; each has at least one.
+
+    They are given out one by one, each to the lane that is furthest behind (Sainte-Laguë): so as many as the lanes have
+    together are shared out as they are, and one slot more or less is one of one lane.
+    """
+    sizes = [1] * len(lanes)
+    for _ in range(slots - len(lanes)):
+        sizes[max(range(len(lanes)), key=lambda lane: lanes[lane].slots / (2 * sizes[lane] + 1))] += 1
+    return sizes
 
 
 # How long things may take that no user sets. Each is a bound on ourselves or on one system call, not on a job.

@@ -41,16 +41,26 @@ class Steps:
     draining: bool = False  # a child is only started for a run that waits for one
     closing: bool = False  # no child is started any more
     booted_badly: str | None = None  # the first child of all could not boot: why
+    sizes: list[int] = field(init=False)  # how many slots each lane is to have
+    counts: list[int] = field(init=False)  # and how many it has, with those that are leaving
+    surplus: list[int] = field(init=False)  # how many have still to go, once they have no run
     backlog: list[deque[Run]] = field(init=False)  # claimed ahead, by lane: they wait for a slot
     paces: list[Pace] = field(init=False)
 
     def __post_init__(self) -> None:
         self.backlog = [deque() for _ in self.rules.lanes]
         self.paces = [Pace() for _ in self.rules.lanes]
-        for lane, rule in enumerate(self.rules.lanes):
-            for number in range(1, rule.slots + 1):
-                slot = Slot(f"{rule.name}/{number}", lane)
-                self.slots[slot.name] = slot
+        self.sizes = [rule.slots for rule in self.rules.lanes]
+        self.counts = [0 for _ in self.rules.lanes]
+        self.surplus = [0 for _ in self.rules.lanes]
+        for lane, size in enumerate(self.sizes):
+            for number in range(1, size + 1):
+                self._make_slot(lane, number)
+
+    def _make_slot(self, lane: int, number: int) -> None:
+        slot = Slot(f"{self.rules.lanes[lane].name}/{number}", lane)
+        self.slots[slot.name] = slot
+        self.counts[lane] += 1
 
     def _place_for(self, job: m.Job, lane: int) -> Slot | None:
         """An idle slot (for a job that wants a fresh child, one whose child is fresh), else one that will be."""
@@ -66,7 +76,12 @@ class Steps:
     def _renew_warden(self, slot: Slot) -> None:
         """Let a warden of an older template go, once it has nothing to do."""
         spare = slot.run is None and slot.state in (State.BARE, State.BOOTING, State.IDLE)
-        if spare and slot.generation not in (0, self.generation) and not slot.dismissed:
+        if spare and slot.generation not in (0, self.generation):
+            self._dismiss(slot)
+
+    def _dismiss(self, slot: Slot) -> None:
+        """Let its warden go, with the idle child that it may have."""
+        if not slot.dismissed:
             slot.dismissed = True
             self.out(m.StopWarden(slot.name))
 

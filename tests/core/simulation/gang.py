@@ -65,6 +65,7 @@ class Warden:
     stopped: bool = False
     delayed: bool = False  # it was stopped once: what it has to kill may live longer
     child: Child | None = None
+    words: list[m.Event] = field(default_factory=list)  # that are on their way, in this order
 
 
 class Owner(Protocol):
@@ -91,6 +92,7 @@ class Gang:
         self.post, self.at = owner.post, owner.at
         self.templates: set[int] = set()
         self.wardens: dict[str, Warden] = {}
+        self.unwanted: set[str] = set()  # slots whose warden is to leave as soon as it is there
         self.trusted_until = FOREVER
 
     def do(self, command: m.GangCommand) -> None:
@@ -151,23 +153,29 @@ class Gang:
 
     def _startwarden(self, command: m.StartWarden) -> None:
         def started() -> None:
+            unwanted = command.slot in self.unwanted
+            self.unwanted.discard(command.slot)
             if command.generation not in self.templates:
                 self.post(m.WardenExited(command.slot, "no template"))
                 return
-            self.wardens[command.slot] = Warden(command.slot)
+            warden = self.wardens[command.slot] = Warden(command.slot)
             self.post(m.WardenStarted(command.slot, 1))
+            if unwanted:
+                self.soon(lambda: self._warden_dies(warden))
 
         self.soon(started)
 
     def _stopwarden(self, command: m.StopWarden) -> None:
-        def stop() -> None:
-            warden = self.wardens.get(command.slot)
-            if warden is None:
-                self.soon(stop, 0.1)  # it is only being forked
-            else:
-                self._warden_dies(warden)
+        warden = self.wardens.get(command.slot)
+        if warden is None:
+            self.unwanted.add(command.slot)  # it is only being forked, or its end is on its way
+            return
+        if warden.child is not None and warden.child.nonce:
+            raise Violation(f"the warden of {command.slot} was told to leave in the middle of a run")
+        self.soon(lambda: self._warden_dies(warden))
 
-        self.soon(stop)
+    def _sharecores(self, command: m.ShareCores) -> None:
+        pass
 
     def _warden_dies(self, warden: Warden) -> None:
         if not warden.alive:
@@ -175,7 +183,17 @@ class Gang:
         warden.alive = False
         self._ends(warden)
         del self.wardens[warden.slot]
-        self.soon(lambda: self.post(m.WardenExited(warden.slot, "signal 9")))
+
+        def exited() -> None:
+            self._tell(warden)
+            self.unwanted.discard(warden.slot)
+            self.post(m.WardenExited(warden.slot, "signal 9"))
+
+        self.soon(exited)
+
+    def _tell(self, warden: Warden) -> None:
+        while warden.words:
+            self.post(warden.words.pop(0))
 
     def _trust(self, command: m.Trust) -> None:
         self.trusted_until = command.until
@@ -239,7 +257,8 @@ class Gang:
     def _dies(self, warden: Warden, exit: m.Exit) -> None:
         child = self._ends(warden)
         if child is not None:
-            self.soon(lambda: self.post(m.ChildExited(warden.slot, child.number, exit)))
+            warden.words.append(m.ChildExited(warden.slot, child.number, exit))
+            self.soon(lambda: self._tell(warden))
 
     def _ends(self, warden: Warden) -> Child | None:
         """Nothing is left of the warden's child, whoever ended it."""

@@ -15,6 +15,7 @@ from uuid import UUID
 from ganger.core import messages as m
 from ganger.core.machine import Machine
 from ganger.core.rules import LaneRules, Rules
+from ganger.core.slot import State
 from tests.core.simulation.gang import FOREVER, Behaviour, Gang
 from tests.core.simulation.link import Link
 from tests.core.simulation.observer import MAX_CRASHES, Violation
@@ -122,11 +123,21 @@ class Supervisor:
                     self.observer.runs[job.run_id].told = True
             self._do(self.machine.handle(event, now))
         self._do(self.machine.handle(TICK, now))
+        self._count_slots()
         due = self.machine.deadline(now)
         self.due = FOREVER if due is None else self.world.now + due / self.host.rate + BLINK
         self.spins = self.spins + 1 if due is not None and due <= 0 else 0
         if self.spins > SPINS:
             raise Violation("the core is never done with what is due: the loop would spin")
+
+    def _count_slots(self) -> None:
+        """As many as are wanted stay, and of those that are too many only what has a run."""
+        pool = self.machine.pool
+        staying = [slot for slot in pool.slots.values() if slot.state is not State.CLOSED]
+        if not pool.closing and len(staying) != sum(pool.sizes) + sum(pool.surplus):
+            raise Violation(f"{len(staying)} slots stay, and {sum(pool.sizes)} are wanted")
+        if any(pool.surplus) and any(slot.free for slot in staying):
+            raise Violation("a slot is idle that is one too many")
 
     def _do(self, commands: list[m.Command]) -> None:
         for command in commands:

@@ -32,6 +32,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
+        self.aside = random.Random(f"{seed}, beside the mischief")
         self.now = 0.0
         self.happenings: list[tuple[float, int, Callable[[], None]]] = []
         self.serial = 0
@@ -95,6 +96,8 @@ class World:
         ):
             for _ in range(rng.choice(most)):
                 self.at(rng.uniform(0, MISCHIEF), mischief)
+        for _ in range(self.aside.choice([0, 0, 1, 3, 6])):
+            self.at(self.aside.uniform(0, MISCHIEF), self._resize)
         self.to_the_end = rng.random() < 0.5
         self.at(MISCHIEF + RESTART, self._stop_if_done if self.to_the_end else lambda: None)
 
@@ -210,6 +213,17 @@ class World:
         supervisor = self._someone()
         if supervisor is not None:
             supervisor.post(m.Reload())
+
+    def _resize(self) -> None:
+        """Slots more and fewer, perhaps several times in a moment."""
+        alive = self._alive()
+        if alive:
+            supervisor = self.aside.choice(alive)
+            for _ in range(self.aside.choice([1, 1, 3])):
+                if self.aside.random() < 0.7:
+                    supervisor.post(m.MoreSlots(self.aside.choice([1, -1])))
+                else:
+                    supervisor.post(m.Resize(self.aside.randint(0, 4)))
 
     def _kill(self) -> None:
         """SIGKILL to a supervisor; often another one is started in its place."""
