@@ -26,7 +26,7 @@ from ganger.local_postgres import LocalPostgres
 ROOT = Path(__file__).parent.parent
 LIST = ROOT / "tests" / "mutants.toml"
 COPIED = ("supervisor", "worker_child", "tests", "pyproject.toml")
-NOT_COPIED = shutil.ignore_patterns("__pycache__", "bench", "chaos", "child", "stories")  # tests that take processes
+NOT_COPIED = shutil.ignore_patterns("bench", "chaos", "child", "stories")  # tests that take processes
 FAILED = re.compile(r"^FAILED \S*?([^/\s]+\.py::\S+)(?: - (.*))?$", re.MULTILINE)
 SURVIVED = "it survived"
 LIMIT = 600.0  # seconds for the tests of one mutant, on a busy machine
@@ -86,12 +86,15 @@ def tried(mutant: Mutant, database: str) -> Verdict:
         if mutant.old:
             broken = copy / mutant.file
             broken.write_text(broken.read_text().replace(mutant.old, mutant.new))
+            for compiled in (broken.parent / "__pycache__").glob(f"{broken.stem}.*"):
+                compiled.unlink()  # what the others were compiled to is used again
         caught, word = run(copy, mutant, database)
     return Verdict(mutant, caught, word, time.monotonic() - started)
 
 
 def run(copy: Path, mutant: Mutant, database: str) -> tuple[bool, str]:
-    options = ["-q", "-x", "-n0", "-p", "no:cacheprovider", "-rf", "--no-header", "--tb=no"]
+    options = ["-q", "-x", "-n0", "-rf", "--no-header", "--tb=no", "-p", "no:cacheprovider"]
+    options += ["-p", "no:hypothesispytest"]  # which takes a second to import; the tests that need hypothesis still do
     settings = {"COLUMNS": "300", "MUTANT": mutant.name}  # the summary in full; see test_stateful
     environment = {**os.environ, **settings, "TEST_DATABASE_URL": database, "PYTHONDONTWRITEBYTECODE": "1"}
     try:

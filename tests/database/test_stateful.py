@@ -422,4 +422,4 @@ def test_statements_do_what_the_model_does(connect: Callable[..., db.Connection]
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_statements_do_what_the_model_does_in_many_more_orders(connect: Callable[..., db.Connection]) -> None:
-    play(connect, examples=400, steps=50)
+    play(connect, examples=250, steps=50)

@@ -45,7 +45,7 @@ TALKING = """
     @handlers.job("chatter")
     def chatter(job):
         block = b"y" * 99 + b"\\n"
-        for _ in range(1000):
+        for _ in range(300):
             os.write(1, block * 1000)
 """
 
@@ -101,7 +101,7 @@ def test_output_is_followed_to_the_end_of_the_run_and_then_its_outcome_is_told(
 
 @pytest.mark.slow
 def test_who_does_not_read_costs_the_supervisor_nothing(stage: Stage) -> None:
-    """100 MB of output and a follower that reads none of it: the job ends, and the follower is told what it missed."""
+    """30 MB of output and a follower that reads none of it: the job ends, and the follower is told what it missed."""
     stage.handlers(TALKING)
     supervisor = stage.run("--concurrency", "1")
     (stage.folder / "go on").touch()
