@@ -147,6 +147,7 @@ def test_the_command_tells_it_as_tables_as_json_and_as_a_picture(
     assert ganger("report")[:2] == (0, "no job has ended\n")
     assert ganger("report", "-o", "empty.png")[0] == 0
     a_day(conn)
+    archived(conn, "_odd-$\\frac$-処理-" + "name" * 40, supervisor="$web$")
     code, out, err = ganger("report")
     assert (code, err) == (0, "")
     assert re.search(r"^fit +\d+ +\d+ +\d+ +\d+ +\d+ +\S+ +80% +\S+ +(killed|timeout) \d+", out, re.M)
@@ -155,7 +156,7 @@ def test_the_command_tells_it_as_tables_as_json_and_as_a_picture(
     told = json.loads(ganger("report", "--json", "--type", "fit")[1])
     assert [one["job_type"] for one in told["types"]] == ["fit"]
     assert ganger("report", "-o", "r.json") == (0, "", "")
-    assert len(json.loads((tmp_path / "r.json").read_text())["types"]) == 3
+    assert len(json.loads((tmp_path / "r.json").read_text())["types"]) == 4
     for name, begins in (("r.png", b"\x89PNG"), ("r.svg", b"<?xml"), ("r.PDF", b"%PDF")):
         assert ganger("report", "-o", name) == (0, "", "")
         assert (tmp_path / name).read_bytes().startswith(begins)
