@@ -499,8 +499,8 @@ class Machine:
         return counts
 
     def _info(self, now: m.Now) -> dict[str, Any]:
-        """What the supervisor's row tells of it, and, by job id, of the progress of its runs and of the time limits that
-        do not stand in their rows."""
+        """What the supervisor's row tells of it, and, by job id, of the progress of its runs and of those time limits
+        that do not stand in their rows."""
         running = self._running()
         return {
             "slots": len(self.pool.slots),
