@@ -11,6 +11,7 @@ What waits here costs its job nothing: it goes back unstarted and uncounted.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Final
 
 from ganger.core import job as jobs
@@ -201,29 +202,26 @@ class Ahead(Steps):
 
     # ---- time ------------------------------------------------------------------------------------------------------
 
-    def _tick_ahead(self, now: m.Now) -> None:
-        """Nothing waits here for long: not in a child whose job turns out to be long, and not for a slot."""
-        for slot in self.slots.values():
-            patience = self._patience(slot)
-            if patience is not None and now.mono >= patience:
-                self.paces[slot.lane].lasts(pace.SHORT)
-                self._revoke(slot)
+    def _tick_backlog(self, now: m.Now) -> None:
+        """Nothing waits here for long."""
         for backlog in self.backlog:
             while backlog and now.mono >= backlog[0].since + pace.WAITS:
                 self._return(backlog.popleft())
 
-    def _patience(self, slot: Slot) -> float | None:
+    def _tick_sent(self, slot: Slot, now: m.Now) -> None:
+        """Nothing waits for long in a child whose job turns out to be long."""
+        if now.mono >= self._patience(slot):
+            self.paces[slot.lane].lasts(pace.SHORT)
+            self._revoke(slot)
+
+    def _patience(self, slot: Slot) -> float:
         """Until when a run may wait in the child's socket, if one does and was not asked for back."""
         run = slot.run
         if not slot.next or slot.revoking or run is None:
-            return None
+            return inf
         return (run.since if run.started is None else run.started) + pace.SHORT
 
-    def _deadlines_ahead(self) -> Iterator[float]:
-        for slot in self.slots.values():
-            patience = self._patience(slot)
-            if patience is not None:
-                yield patience
+    def _deadlines_of_backlog(self) -> Iterator[float]:
         for backlog in self.backlog:
             if backlog:
                 yield backlog[0].since + pace.WAITS

@@ -71,6 +71,7 @@ class Machine:
             self.HANDLERS[kind](self, event, now)
         else:
             Pool.HANDLERS[kind](self.pool, event, now)
+        self.pool.stir(event)
         return self._take()
 
     def deadline(self, now: m.Now) -> float | None:

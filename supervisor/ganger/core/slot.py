@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import Final
 
 from ganger.core.job import Run
@@ -71,6 +72,7 @@ class Slot:
     limit_at: float | None = None  # when the present state has lasted too long
     kill_stage: int = 0  # how far the kill of this child has got: ordered, continued, killed directly
     dismissed: bool = False  # its warden was told to leave, or was killed by us
+    due: float = -inf  # when it is to be looked at; at once, where something has happened to it
 
     def move(self, happening: str) -> None:
         """Make a move of the table."""
@@ -79,6 +81,7 @@ class Slot:
         except KeyError:
             raise ImpossibleMoveError(f"slot {self.name} is {self.state.value} and cannot {happening!r}") from None
         self.limit_at = None
+        self.due = -inf
 
     def can(self, happening: str) -> bool:
         return self.state in MOVES[happening]

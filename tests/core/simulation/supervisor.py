@@ -122,13 +122,21 @@ class Supervisor:
                 for job in event.jobs:
                     self.observer.runs[job.run_id].told = True
             self._do(self.machine.handle(event, now))
+            self._look_for_late_slots()
         self._do(self.machine.handle(TICK, now))
+        self._look_for_late_slots()
         self._count_slots()
         due = self.machine.deadline(now)
         self.due = FOREVER if due is None else self.world.now + due / self.host.rate + BLINK
         self.spins = self.spins + 1 if due is not None and due <= 0 else 0
         if self.spins > SPINS:
             raise Violation("the core is never done with what is due: the loop would spin")
+
+    def _look_for_late_slots(self) -> None:
+        """The core looks only at slots that something has happened to, or that are due: none may be due before that."""
+        for slot in self.machine.pool.slots.values():
+            if slot.due > self.machine.pool.due(slot):
+                raise Violation(f"slot {slot.name} is due, and would be looked at too late")
 
     def _count_slots(self) -> None:
         """As many as are wanted stay, and of those that are too many only what has a run."""
