@@ -263,13 +263,11 @@ def test_a_shutdown_while_a_slot_leaves_waits_for_it() -> None:
     assert desk.exit_code == 0
 
 
-def test_a_slot_less_with_a_run_that_waits_for_a_child_keeps_the_run() -> None:
-    """A crash has taken the child, and another one is to be asked about it."""
-    desk = Desk(slots=1)
-    run_id = desk.running()
-    desk.hear(m.MoreSlots(1))
-    desk.child_ends(m.Exit(term_signal=11))
-    assert desk.machine.pool.slots[SLOT].state is State.BOOTING
+def test_a_slot_whose_run_waits_for_a_child_is_at_its_job_too() -> None:
+    """A crash has taken its child, and the next one is to be asked about it."""
+    desk = two_running()
+    desk.hear(m.ChildExited(TWO, desk.machine.pool.slots[TWO].child, m.Exit(term_signal=11)))
+    assert desk.machine.pool.slots[TWO].state is State.BOOTING
     desk.hear(m.MoreSlots(-1))
-    assert stopped(desk) == [TWO]
-    assert [run.job.run_id for _, run in desk.machine.pool.runs] == [run_id]
+    assert not stopped(desk)
+    assert [slot.name for slot, _ in desk.machine.pool.runs] == [SLOT, TWO]
