@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 
 import psutil
 import pytest
 
+from ganger import NewJob, enqueue_many
 from ganger.cores import FIRST, KIN
 from tests.processes import wait_until
 from tests.stories.stage import Running, Stage
@@ -76,4 +79,33 @@ def test_slots_more_and_fewer_while_jobs_run(stage: Stage, monkeypatch: pytest.M
     supervisor.send(signal.SIGTTOU)
     assert "least" in supervisor.expect("slots-not-changed")["why"]
     assert not supervisor.named("ladder-step")
+    assert supervisor.stop() == 0
+
+
+@pytest.mark.slow
+def test_slots_come_and_go_under_a_flood_of_short_jobs(stage: Stage) -> None:
+    """Jobs are claimed ahead and sent ahead to children that are to go: each is run once, none is lost or crashes, and
+    at the end there are as many slots as the changes add up to."""
+    stage.handlers("""
+        handlers = Handlers()
+
+        @handlers.job("short")
+        def short(job):
+            time.sleep(job.payload)
+    """)
+    with stage.conn.transaction():
+        enqueue_many(stage.conn, (NewJob("short", seconds) for seconds in [0.0, 0.001, 0.02] * 800))
+    supervisor = stage.run("-q", "default=2,other=2")
+    draw = random.Random(8)
+    changes = 0
+    while stage.rows("SELECT count(*) FROM proletarian.job") != [(0,)]:
+        supervisor.send(draw.choice([signal.SIGTTIN, signal.SIGTTOU]))
+        changes += 1
+        time.sleep(draw.choice([0.005, 0.1]))
+    assert changes > 20
+    rows = stage.rows("SELECT status, attempts, count(*) FROM proletarian.archived_job GROUP BY 1, 2")
+    assert rows == [("success", 1, 2400)]
+    assert not [name for name in ("job-lost", "job-crashed", "ladder-step", "boot-failed") if supervisor.named(name)]
+    slots = [event["slots"] for event in supervisor.events if event["event"].startswith("slots-")][-1]
+    wait_until(lambda: len(supervisor.processes("warden")) == slots, 15, supervisor.story)
     assert supervisor.stop() == 0
