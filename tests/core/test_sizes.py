@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from uuid import UUID
 
 import pytest
 
 from ganger.core import messages as m
-from ganger.core.rules import LaneRules, shares
+from ganger.core.machine import Machine
+from ganger.core.rules import LaneRules, Rules, shares
 from ganger.core.slot import State
 from tests.core.test_ahead import Rush
 from tests.core.test_machine import SLOT, Desk
@@ -90,6 +92,17 @@ def test_one_slot_more_is_one_of_one_lane_and_the_configuration_is_one_of_the_st
     for fewer, more in pairwise(steps):
         assert sorted(after - before for before, after in zip(fewer, more, strict=True)) == [0] * (len(own) - 1) + [1]
     assert steps[sum(own) - len(own)] == list(own)
+
+
+def test_a_queue_with_slots_of_its_own_has_its_part_of_what_is_changed() -> None:
+    machine = Machine(Rules(lanes(4, 2)), lambda: 0.5, lambda: UUID(int=1))
+    machine.start(m.Now(0.0, 0.0))
+    counts = []
+    for event in (m.MoreSlots(1), m.Resize(9), m.Resize(2), m.MoreSlots(-1), m.MoreSlots(4)):
+        machine.handle(event, m.Now(0.0, 0.0))
+        counts.append(machine.pool.counts.copy())
+    assert counts == [[5, 2], [6, 3], [1, 1], [1, 1], [4, 2]]
+    assert list(machine.pool.slots) == ["lane0/1", "lane1/1", "lane0/2", "lane0/3", "lane0/4", "lane1/2"]
 
 
 # ---- more ------------------------------------------------------------------------------------------------------------
