@@ -29,7 +29,7 @@ FLOORS = (
     {"metrics", "notify"},
     {"health", "plot", "results"},
     {"client", "jobs", "knock", "report"},
-    {"database", "descriptors", "incarnation", "local_postgres", "events"},
+    {"database", "descriptors", "incarnation", "local_postgres", "events", "output"},
     {"config", "cores", "fields", "formats", "oom", "shortages", "sql", "tail"},
     {"core"},
 )

@@ -16,8 +16,9 @@ from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 from typing import Any, Final
 from uuid import UUID
 
-from ganger.gang import Gang, Output, Stack
+from ganger.gang import Gang, Stack
 from ganger.knock import address, user_of
+from ganger.output import Output
 
 MOST_VISITORS: Final = 8
 MOST_WAITING: Final = 256 * 1024  # bytes that wait for one visitor to read

@@ -31,16 +31,13 @@ from ganger.core import messages as m
 from ganger.cores import Share
 from ganger.notify import VARIABLES
 from ganger.oom import OomKills
-from ganger.tail import Tail
+from ganger.output import Output, Printed
 from ganger_child import guard, launch, tree
 from ganger_child.options import Options
 from ganger_child.trust import TrustWriter
 from ganger_child.wire import Channel, Message, WireError, pair
 from ganger_child.words import plain
 
-READ_AT_ONCE: Final = 16 * 1024  # bytes of output per visit: a child that prints without end gets its turn, no more
-PIPE_HOLDS: Final = 1 << 20  # the most that the kernel lets a pipe hold, so the most to drain before a last event
-LINE: Final = 8 * 1024  # bytes; longer lines are cut into pieces
 RESULT_SLACK: Final = 64 * 1024  # bytes that a message may have beside its result
 TOO_MUCH_GARBAGE: Final = 100
 LONGEST_TYPE: Final = 200  # characters of a job type that a process title can use
@@ -62,17 +59,6 @@ class GangSettings:
     nice: int = 0  # niceness of everything below, added to our own
     output_tail: int = 8 * 1024  # bytes of a job's output that are kept with its attempt
     share: Callable[[tuple[str, ...]], Share] = lambda slots: Share()  # of the machine's cores, for these slots
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One line that a child printed, or a piece of a long one. The job is None between jobs."""
-
-    slot: str
-    child: int
-    job_id: UUID | None
-    job_type: str | None
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +86,11 @@ class _Template:
 class _Child:
     number: int
     wire: Channel
-    output: int  # -1 when it is closed
+    printed: Printed
     pid: int = 0
     pidfd: int = -1
     jobs: dict[int, m.Job] = field(default_factory=dict)  # sent and not over, by nonce
-    current: m.Job | None = None  # whose output this is
-    run: int = 0  # the nonce of that
-    tail: Tail = field(kw_only=True)  # of that output
-    partial: bytes = b""  # a line without its end
+    run: int = 0  # the nonce of the one whose output this is
     stacks: int = 0  # questions after its stacks that are not answered
     askers: list[tuple[m.Job, Callable[[Stack], object]]] = field(default_factory=list)  # and who has asked them
     garbage: int = 0
@@ -223,16 +206,15 @@ class Gang:
     def printed(self, job_id: UUID) -> str | None:
         """The last whole lines that a job has printed so far; None where it does not run here."""
         for _, child in self._running(job_id):
-            text = child.tail.text() or ""
-            return text[: text.rfind("\n") + 1] if child.partial else text
+            return child.printed.last_lines()
         return None
 
     def ask_stacks(self, then: Callable[[Stack], object], job_id: UUID | None = None) -> bool:
         """Have a job, or each, tell where it is, and give that to ``then``. False: it does not run here."""
         asked = self._running(job_id)
         for warden, child in asked:
-            assert child.current is not None
-            child.askers.append((child.current, then))
+            assert child.printed.job is not None
+            child.askers.append((child.printed.job, then))
             self._ask_stack(warden.slot, child.number, child.run, STACK_PATIENCE)
         return bool(asked)
 
@@ -241,8 +223,8 @@ class Gang:
             (warden, child)
             for warden in self._wardens.values()
             if (child := warden.child) is not None
-            and child.current is not None
-            and job_id in (None, child.current.job_id)
+            and child.printed.job is not None
+            and job_id in (None, child.printed.job.job_id)
         ]
 
     def reap(self) -> None:
@@ -600,8 +582,9 @@ class Gang:
             return
         os.set_blocking(reading, False)
         limit = max(self._settings.options.max_result, self._settings.options.max_checkpoint) + RESULT_SLACK
-        tail = Tail(self._settings.output_tail)
-        warden.child = _Child(command.child, Channel(ours, limit=limit, credentials=True), reading, tail=tail)
+        keep = self._settings.output_tail
+        printed = Printed(command.slot, command.child, reading, keep, self._output, self._deafen)
+        warden.child = _Child(command.child, Channel(ours, limit=limit, credentials=True), printed)
         news = self._news_of_cores(warden.template)
         told = {"environ": news} if news else {}
         self._order(warden, "fork", theirs.detach(), writing, child=command.child, **told)
@@ -686,7 +669,7 @@ class Gang:
         (pidfd,) = word.fds
         child.pid, child.pidfd = int(word["pid"]), os.dup(pidfd)
         self._listen(child.wire.fileno(), partial(self._on_child, warden, child))
-        self._listen(child.output, partial(self._on_output, warden, child))
+        self._listen(child.printed.fd, partial(self._on_output, warden, child))
         self._post(m.ChildStarted(warden.slot, child.number, child.pid))
 
     def _fork_failed(self, warden: _Warden, child: _Child, word: Message) -> None:
@@ -786,7 +769,7 @@ class Gang:
         visits = TOO_MUCH_GARBAGE
         while visits and self._on_child(warden, child):
             visits -= 1
-        self._drain(warden, child)
+        child.printed.drain()
         self._keep_output(warden, child)
 
     def _forget_child(self, warden: _Warden) -> None:
@@ -796,7 +779,7 @@ class Gang:
         child.gone = True
         self._leave_run(child)
         self._answer(warden, child, None)
-        self._close_output(child)
+        child.printed.close()
         self._deafen(child.wire.fileno())
         child.wire.close()
         if child.pidfd >= 0:
@@ -807,15 +790,15 @@ class Gang:
 
     def _child_boot_error(self, warden: _Warden, child: _Child, word: Message) -> None:
         error = fields.text(word["error"])
-        self._drain(warden, child)
+        child.printed.drain()
         self._post(m.ChildBootFailed(warden.slot, child.number, error))
 
     def _job_started(self, warden: _Warden, child: _Child, word: Message) -> None:
         self._begin(warden, child, _nonce(child, word["nonce"]))
 
     def _begin(self, warden: _Warden, child: _Child, nonce: int) -> None:
-        child.current, child.run = child.jobs[nonce], nonce
-        child.tail.clear()
+        child.printed.begin(child.jobs[nonce])
+        child.run = nonce
         self._post(m.JobStarted(warden.slot, child.number, nonce))
 
     def _checkpoint_given(self, warden: _Warden, child: _Child, word: Message) -> None:
@@ -839,9 +822,9 @@ class Gang:
             fields.number(word["worked_s"]),
         )
         if word["unread"] is True:
-            self._drain(warden, child)
+            child.printed.drain()
         else:  # it is all here, and what is in the pipe by now is of the next run
-            self._end_line(warden, child)
+            child.printed.end_line()
         self._keep_output(warden, child)
         begun = fields.whole(word.get("begun", 0))
         if begun:
@@ -864,7 +847,7 @@ class Gang:
             max_rss=fields.whole(word["max_rss"]),
             leftovers=word["leftovers"] is True,
         )
-        self._drain(warden, child)
+        child.printed.drain()
         self._keep_output(warden, child)
         self._post(event)
 
@@ -886,7 +869,7 @@ class Gang:
             worked_s=fields.number(word["worked_s"]),
             leftovers=word["leftovers"] is True,
         )
-        self._drain(warden, child)
+        child.printed.drain()
         self._keep_output(warden, child)
         self._post(event)
 
@@ -898,7 +881,7 @@ class Gang:
     def _callbacks_done(self, warden: _Warden, child: _Child, word: Message) -> None:
         nonce = _nonce(child, word["nonce"])
         errors = {fields.callback(name): fields.error(error) for name, error in fields.mapping(word["errors"]).items()}
-        self._drain(warden, child)
+        child.printed.drain()
         child.jobs.pop(nonce, None)
         self._leave_run(child)
         self._post(m.CallbacksDone(warden.slot, child.number, nonce, errors))
@@ -911,77 +894,18 @@ class Gang:
         if not child.gone:
             self._on_child(warden, child)
         if not child.gone:
-            self._read(warden, child, READ_AT_ONCE)
-
-    def _drain(self, warden: _Warden, child: _Child) -> None:
-        """Read all that is there, so that it comes before the event that follows."""
-        self._read(warden, child, PIPE_HOLDS)
-        self._end_line(warden, child)
-
-    def _end_line(self, warden: _Warden, child: _Child) -> None:
-        if child.partial:
-            self._print(warden, child, child.partial)
-            child.partial = b""
+            child.printed.read()
 
     def _leave_run(self, child: _Child) -> None:
-        job, child.current = child.current, None
+        job = child.printed.leave()
         if job is not None:
             self.over(job.job_id)
 
     def _keep_output(self, warden: _Warden, child: _Child) -> None:
         """Tell what the job printed last, before the event that says how it ended."""
-        text = child.tail.text() if child.current is not None else None
+        text = child.printed.last()
         if text is not None:
             self._post(m.OutputKept(warden.slot, child.number, child.run, text))
-
-    def _read(self, warden: _Warden, child: _Child, bound: int) -> None:
-        while bound > 0 and child.output >= 0:
-            wanted = min(bound, 1 << 16)
-            try:
-                data = os.read(child.output, wanted)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:  # nobody holds the writing end any more
-                self._close_output(child)
-                return
-            child.tail.add(data)
-            self._cut(warden, child, data)
-            if len(data) < wanted:
-                return
-            bound -= len(data)
-
-    def _cut(self, warden: _Warden, child: _Child, data: bytes) -> None:
-        *lines, rest = (child.partial + data).split(b"\n")
-        for line in lines:
-            self._print(warden, child, line)
-        while len(rest) > LINE:
-            rest = self._print_piece(warden, child, rest)
-        child.partial = rest
-
-    def _print(self, warden: _Warden, child: _Child, line: bytes) -> None:
-        while len(line) > LINE:
-            line = self._print_piece(warden, child, line)
-        job = child.current
-        text = line.decode("utf-8", "backslashreplace")
-        self._output(
-            Output(warden.slot, child.number, job.job_id if job else None, job.job_type if job else None, text)
-        )
-
-    def _print_piece(self, warden: _Warden, child: _Child, line: bytes) -> bytes:
-        """Print the beginning of a long line, not cutting through a character, and return the rest."""
-        end = LINE
-        while end > LINE - 4 and line[end] & 0xC0 == 0x80:
-            end -= 1
-        self._print(warden, child, line[:end])
-        return line[end:]
-
-    def _close_output(self, child: _Child) -> None:
-        if child.output >= 0:
-            self._deafen(child.output)
-            os.close(child.output)
-            child.output = -1
 
     # -----------------------------------------------------------------------------------------------------------------
     # The selector

@@ -31,10 +31,11 @@ from ganger.database_threads import DatabaseThreads
 from ganger.descriptors import Descriptors
 from ganger.door import Door
 from ganger.events import Events
-from ganger.gang import Gang, GangSettings, Output
+from ganger.gang import Gang, GangSettings
 from ganger.health import TURN, Health
 from ganger.loop import Inbox, Loop, clock
 from ganger.notify import Notifier, take_notifier
+from ganger.output import Output
 from ganger.shortages import shortage
 from ganger.signals import Signals
 from ganger_child import launch, titles

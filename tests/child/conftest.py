@@ -14,7 +14,8 @@ import pytest
 
 from ganger import incarnation
 from ganger.core import messages as m
-from ganger.gang import Gang, GangSettings, Output
+from ganger.gang import Gang, GangSettings
+from ganger.output import Output
 from ganger_child.options import Options
 from tests.processes import nothing_left
 

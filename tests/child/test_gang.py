@@ -8,7 +8,7 @@ import time
 from typing import get_args
 
 from ganger.core import messages as m
-from ganger.gang import LINE
+from ganger.output import LINE
 from tests.child.conftest import NO_LIMITS, SLOT, DriverFactory, job_of
 
 HANDLERS = """

@@ -27,7 +27,7 @@ from ganger.core.slot import State
 from ganger.events import Events
 from ganger.gang import TOO_MUCH_GARBAGE, Gang, GangSettings, _Child, _Warden
 from ganger.loop import Inbox, Loop, clock
-from ganger.tail import Tail
+from ganger.output import Printed
 from ganger_child.options import Options
 from ganger_child.wire import Channel, pair
 from tests.child.conftest import job_of
@@ -79,7 +79,8 @@ class Scene:
         reading, writing = os.pipe2(os.O_CLOEXEC)
         os.close(writing)
         channel = Channel(wire, limit=1 << 20, credentials=True)
-        self.child = _Child(children[HOSTILE], channel, reading, pid=os.getpid(), tail=Tail(8192))
+        printed = Printed(HOSTILE, children[HOSTILE], reading, 8192, lambda line: None, self.gang._deafen)
+        self.child = _Child(children[HOSTILE], channel, printed, pid=os.getpid())
         self.child.jobs[self.nonce] = sent[HOSTILE].job
         self.warden = _Warden(HOSTILE, None, Channel(control), child=self.child)
         self.gang._wardens[HOSTILE] = self.warden
