@@ -1,4 +1,4 @@
-"""A proxy between a supervisor and its database, for what networks do: cut, fall silent, lose an answer.
+"""A proxy between a supervisor and its database, for what networks do: cut, fall silent, lose a question or its answer.
 
 It forwards bytes and understands one thing of them: that a client has sent a certain text, and that the server has
 answered since.
@@ -22,7 +22,7 @@ class _Pair:
 
     client: socket.socket
     server: socket.socket
-    heard: list[bytes] = field(default_factory=list)  # of the texts that ``lose_answer`` waits for, in order
+    heard: list[bytes] = field(default_factory=list)  # of the texts that are waited for, in order
 
 
 class Proxy:
@@ -49,7 +49,8 @@ class Proxy:
         self._silent = False
         self._open = True
         self._closing = False
-        self.lost = threading.Event()  # an answer was lost
+        self._answers = True  # whether it is the answer to them that is to be lost, or they themselves
+        self.lost = threading.Event()  # that was lost
         self.accepted = 0  # connections that clients have tried to make
         self._thread = threading.Thread(target=self._run, name="proxy")
 
@@ -70,8 +71,15 @@ class Proxy:
     def lose_answer(self, *words: bytes) -> None:
         """Once: when a client has sent these texts, in order, let the server do its work, then swallow its answer and
         cut the connection."""
+        self._lose(words, answers=True)
+
+    def lose_question(self, *words: bytes) -> None:
+        """Once: when a client has sent these texts, in order, swallow the last and cut the connection."""
+        self._lose(words, answers=False)
+
+    def _lose(self, words: tuple[bytes, ...], *, answers: bool) -> None:
         with self._lock:
-            self._words = words
+            self._words, self._answers = words, answers
             self.lost.clear()
             for pair in self._pairs:
                 pair.heard.clear()
@@ -157,14 +165,13 @@ class Proxy:
             self._drop(pair)
 
     def _is_lost(self, pair: _Pair, end: socket.socket, data: bytes) -> bool:
-        """Whether this is the answer that is to be lost."""
+        """Whether this is what is to be lost."""
         if not self._words:
             return False
         if end is pair.client:
             while len(pair.heard) < len(self._words) and self._words[len(pair.heard)] in data:
                 pair.heard.append(self._words[len(pair.heard)])
-            return False
-        if len(pair.heard) < len(self._words):
+        if (end is pair.client) is self._answers or len(pair.heard) < len(self._words):
             return False
         self._words = ()
         self.lost.set()
