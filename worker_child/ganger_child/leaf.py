@@ -30,7 +30,6 @@ from os import (
     getxattr,
     listdir,
     mkdir,
-    read,
     rmdir,
     stat,
     walk,
@@ -39,6 +38,8 @@ from os import (
 from os import open as os_open
 from time import monotonic, monotonic_ns, sleep
 from typing import Final
+
+from ganger_child.tree import contents
 
 _GROUPS: Final = "/proc/self/cgroup"
 _MOUNTS: Final = "/proc/self/mountinfo"
@@ -145,7 +146,7 @@ class Leaf:
         """Kill everything in it, at once and for certain, and return what it was."""
         there: set[int] = set()
         with suppress(OSError):
-            there.update(map(int, _contents(self._fd, "cgroup.procs").split()))
+            there.update(map(int, contents("cgroup.procs", self._fd).split()))
             if there:
                 _kill(self._fd)
         return there
@@ -192,25 +193,14 @@ def _remove(path: str) -> None:
 
 def _value(group: int, file: str, word: str) -> int | None:
     try:
-        lines = _contents(group, file).decode().splitlines()
+        lines = contents(file, group).decode().splitlines()
         return next((int(line[len(word) + 1 :]) for line in lines if line.startswith(f"{word} ")), None)
     except (OSError, ValueError):
         return None
 
 
 def _text(path: str) -> str:
-    return _contents(None, path).decode("utf-8", "surrogateescape")
-
-
-def _contents(folder: int | None, path: str) -> bytes:
-    fd = os_open(path, O_RDONLY | O_CLOEXEC, dir_fd=folder)
-    try:
-        parts = []
-        while part := read(fd, 1 << 16):
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        close(fd)
+    return contents(path).decode("utf-8", "surrogateescape")
 
 
 def _write(path: str, data: bytes) -> None:

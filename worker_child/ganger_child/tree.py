@@ -47,9 +47,10 @@ class Stat(NamedTuple):
     stack: int  # where its stack starts: the same after a fork, another after an exec
 
 
-def _contents(path: str) -> bytes:
-    """Read a file of /proc. Raises OSError, also where the process is gone."""
-    fd = os_open(path, O_RDONLY | O_CLOEXEC)
+def contents(path: str, folder: int | None = None) -> bytes:
+    """Read a file that the kernel makes up, in an open folder or by its whole path. Raises OSError, also where what it
+    tells of is gone."""
+    fd = os_open(path, O_RDONLY | O_CLOEXEC, dir_fd=folder)
     try:
         parts = []
         while part := read(fd, 1 << 16):
@@ -62,7 +63,7 @@ def _contents(path: str) -> bytes:
 def stat(pid: int) -> Stat | None:
     """Look at one process; None where it is gone or cannot be read."""
     try:
-        content = _contents(f"/proc/{pid}/stat")
+        content = contents(f"/proc/{pid}/stat")
     except OSError:
         return None
     fields = content[content.rindex(b")") + 2 :].split()  # a command's name may hold blanks and parentheses
@@ -78,7 +79,7 @@ def children(pid: int) -> list[int]:
     found: list[int] = []
     try:
         for task in listdir(f"/proc/{pid}/task"):
-            found.extend(map(int, _contents(f"/proc/{pid}/task/{task}/children").split()))
+            found.extend(map(int, contents(f"/proc/{pid}/task/{task}/children").split()))
     except OSError:
         pass  # it or one of its threads ended meanwhile: whoever needs certainty looks again
     return found
@@ -299,7 +300,7 @@ def _sample(at: float) -> _Sample:
 def _add_tasks(pid: int, tasks: dict[str, int]) -> None:
     try:
         for task in listdir(f"/proc/{pid}/task"):
-            ran, waited, _ = _contents(f"/proc/{pid}/task/{task}/schedstat").split()
+            ran, waited, _ = contents(f"/proc/{pid}/task/{task}/schedstat").split()
             tasks[task] = int(ran) + int(waited)
     except (OSError, ValueError):
         pass  # gone meanwhile, or a kernel without it: then the clock ticks alone decide
@@ -307,7 +308,7 @@ def _add_tasks(pid: int, tasks: dict[str, int]) -> None:
 
 def _disk_bytes(pid: int) -> int:
     try:
-        lines = _contents(f"/proc/{pid}/io").splitlines()
+        lines = contents(f"/proc/{pid}/io").splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith((b"read_bytes", b"write_bytes")))
     except (OSError, ValueError):
         return 0
@@ -322,14 +323,14 @@ def resident(pids: Iterable[int]) -> int:
     total = 0
     for pid in pids:
         try:
-            total += int(_contents(f"/proc/{pid}/statm").split()[1]) * _PAGE + _swapped(pid)
+            total += int(contents(f"/proc/{pid}/statm").split()[1]) * _PAGE + _swapped(pid)
         except (OSError, ValueError, IndexError):
             continue
     return total
 
 
 def _swapped(pid: int) -> int:
-    for line in _contents(f"/proc/{pid}/status").splitlines():
+    for line in contents(f"/proc/{pid}/status").splitlines():
         if line.startswith(b"VmSwap"):
             return int(line.split()[1]) * _KIB
     return 0
@@ -365,7 +366,7 @@ def _rollup(pid: int) -> tuple[int, int]:
     """Private bytes, and proportional ones with swap."""
     values: dict[bytes, int] = {}
     try:
-        for line in _contents(f"/proc/{pid}/smaps_rollup").splitlines()[1:]:
+        for line in contents(f"/proc/{pid}/smaps_rollup").splitlines()[1:]:
             name, _, rest = line.partition(b":")
             values[name] = int(rest.split()[0]) * _KIB
     except (OSError, ValueError, IndexError):
