@@ -480,11 +480,16 @@ def _abandon(conn: Connection, schema: str, supervisor_id: int) -> int:
 def beat(
     conn: Connection, schema: str, supervisor_id: int, phase: str, info: Mapping[str, Any]
 ) -> tuple[HeldRow, ...] | None:
-    """Renew the lease; return every run that the database thinks is ours, or None if the registration is gone."""
+    """Renew the lease; return every run that the database thinks is ours, or None if the registration is gone.
+
+    The beat is a transaction by itself: were our connection to fall silent in the middle of a longer one, the server
+    would keep the registration locked for us, and nobody could sweep it.
+    """
     values = {"supervisor_id": supervisor_id, "phase": phase, "info": _json(info)}
-    with transaction(conn):
+    with single(conn):
         if _row(conn, "beat", schema, values) is None:
             return None
+    with single(conn):
         return tuple(HeldRow(*row) for row in _rows(conn, "held", schema, values))
 
 

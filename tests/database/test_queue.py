@@ -449,6 +449,23 @@ def test_a_beat_brings_what_the_database_thinks_is_ours(conn: db.Connection) -> 
     assert db.beat(conn, S, 99, "running", {}) is None
 
 
+def test_a_beat_keeps_nothing_locked_while_its_answer_is_under_way(
+    conn: db.Connection, connect: Callable[..., db.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that falls silent then would keep its registration from being swept for half a minute."""
+    me, other, seen = register(conn), connect(), []
+    rows = db._rows
+
+    def looked(*given: Any) -> Any:
+        locked = f"SELECT supervisor_id FROM {S}.supervisor WHERE supervisor_id = %s FOR UPDATE SKIP LOCKED"
+        seen.append(other.execute(locked, [me]).fetchall())
+        return rows(*given)
+
+    monkeypatch.setattr(db, "_rows", looked)
+    assert db.beat(conn, S, me, "running", {}) == ()
+    assert seen == [[(me,)]]
+
+
 def test_a_look_shows_the_others(conn: db.Connection) -> None:
     one = register(conn)
     dead = uuid4()
