@@ -287,8 +287,7 @@ class Warden:
         try:
             pid = fork()
             if pid == 0:
-                _hear(news)
-                self._become_child(parent, wire, output, shared, mapped)
+                self._become_child(parent, wire, output, shared, mapped, news)
         except OSError:
             mapped.close()
             raise
@@ -304,9 +303,12 @@ class Warden:
         inherited = 0 if self._inherited.loaded is None else tree.resident([parent])
         return _Child(number, pid, pidfd, mapped, shared, inherited, self._inherited.trust.remaining() > 0, oom_kills)
 
-    def _become_child(self, parent: int, wire: int, output: int, shared: int, mapped: Page) -> NoReturn:
+    def _become_child(
+        self, parent: int, wire: int, output: int, shared: int, mapped: Page, news: Mapping[str, list[str]]
+    ) -> NoReturn:
         """Go on as the child, with nothing of the warden's. Nothing may unwind from here into the warden's frames."""
         try:
+            _hear(news)
             if self._leaf is not None:
                 self._leaf.enter()
             mapped.close()

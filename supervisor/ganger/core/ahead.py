@@ -55,7 +55,7 @@ class Ahead(Steps):
 
     def lull(self) -> float:
         """For how long, in seconds, what children say may wait, to be taken in together: half of the time that the
-        jobs in the emptiest socket take. None where a slot is free, or at a long job, or has nothing behind its job."""
+        jobs in the emptiest socket take; 0 where a slot is free, or at a long job, or has nothing behind its job."""
         lull = pace.LULL
         for slot in self.slots.values():
             if slot.state is not State.BUSY or not slot.next or slot.revoking:
